@@ -1,0 +1,45 @@
+# Every target makes .venv first; `make demo` and `make test` need nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DURATION ?= 120
+DEMO_FLAGS := --duration $(DURATION) $(if $(TRACE),--trace $(TRACE)) $(if $(TRACE_START),--trace-start $(TRACE_START)) $(if $(TRACE_SCALE),--trace-scale $(TRACE_SCALE))
+
+.PHONY: setup demo up test lint bench proto clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Trimtab needs Python 3.11 or newer; set PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/trimtab demo $(DEMO_FLAGS)
+
+up: setup
+	$(BIN)/trimtab up
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/baseline.binpb
+	$(BIN)/python protos/generate.py --check
+
+bench: setup
+	@set -e; for module in $(basename $(notdir $(wildcard bench/[a-z]*.py))); do $(BIN)/python -m bench.$$module --json; done
+
+proto: setup
+	$(BIN)/python protos/generate.py
+
+clean:
+	rm -rf $(VENV) .trimtab build dist

@@ -1,0 +1,1 @@
+"""Stubs generated from protos/ by `make proto`. Not edited by hand."""

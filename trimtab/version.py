@@ -1,0 +1,3 @@
+"""The distribution's version."""
+
+VERSION = "0.1.0"
