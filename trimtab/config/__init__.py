@@ -1,0 +1,1 @@
+"""Settings of the services, and the YAML resources that users write."""

@@ -1,0 +1,1 @@
+"""Redis as Trimtab uses it: keys, documents, bounded streams, leases with fencing tokens, and its clock."""
