@@ -159,6 +159,8 @@ Global___ServicePolicy: _TypeAlias = ServicePolicy  # noqa: Y015
 
 @_typing.final
 class ServicePolicySpec(_message.Message):
+    """A field that is `optional` here has a default other than zero: docs/resources.md lists them."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
@@ -178,7 +180,7 @@ class ServicePolicySpec(_message.Message):
     """Higher first when capacity is short."""
     affinity: _types_pb2.TopologyLevel.ValueType
     staleness_s: _builtins.float
-    """Older observations are not acted on. 0 for the default of 15 s."""
+    """Older observations are not acted on."""
     allow_partial: _builtins.bool
     """Take the largest multiple of the ratio that fits instead of denying."""
     @_builtins.property
@@ -216,14 +218,16 @@ class ServicePolicySpec(_message.Message):
         latency_brake: Global___LatencyBrake | None = ...,
         guards: Global___Guards | None = ...,
         affinity: _types_pb2.TopologyLevel.ValueType = ...,
-        staleness_s: _builtins.float = ...,
+        staleness_s: _builtins.float | None = ...,
         allow_partial: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["guards", b"guards", "latency_brake", b"latency_brake", "proportional", b"proportional", "ratio", b"ratio", "slo", b"slo", "token_service_share", b"token_service_share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_s", b"_staleness_s", "guards", b"guards", "latency_brake", b"latency_brake", "proportional", b"proportional", "ratio", b"ratio", "slo", b"slo", "staleness_s", b"staleness_s", "token_service_share", b"token_service_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["affinity", b"affinity", "allow_partial", b"allow_partial", "guards", b"guards", "latency_brake", b"latency_brake", "model", b"model", "priority", b"priority", "proportional", b"proportional", "ratio", b"ratio", "roles", b"roles", "slo", b"slo", "staleness_s", b"staleness_s", "token_service_share", b"token_service_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_s", b"_staleness_s", "affinity", b"affinity", "allow_partial", b"allow_partial", "guards", b"guards", "latency_brake", b"latency_brake", "model", b"model", "priority", b"priority", "proportional", b"proportional", "ratio", b"ratio", "roles", b"roles", "slo", b"slo", "staleness_s", b"staleness_s", "token_service_share", b"token_service_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__staleness_s: _TypeAlias = _typing.Literal["staleness_s"]  # noqa: Y015
+    _WhichOneofArgType__staleness_s: _TypeAlias = _typing.Literal["_staleness_s", b"_staleness_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness_s) -> _WhichOneofReturnType__staleness_s | None: ...
 
 Global___ServicePolicySpec: _TypeAlias = ServicePolicySpec  # noqa: Y015
 
@@ -313,19 +317,42 @@ class TokenServiceShare(_message.Message):
     def __init__(
         self,
         *,
-        prefill_weight: _builtins.float = ...,
-        waiting_weight: _builtins.float = ...,
-        smoothing: _builtins.float = ...,
+        prefill_weight: _builtins.float | None = ...,
+        waiting_weight: _builtins.float | None = ...,
+        smoothing: _builtins.float | None = ...,
         theta_tps: _builtins.float = ...,
-        critical_below: _builtins.float = ...,
-        surplus_above: _builtins.float = ...,
-        hysteresis: _builtins.float = ...,
+        critical_below: _builtins.float | None = ...,
+        surplus_above: _builtins.float | None = ...,
+        hysteresis: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_critical_below", b"_critical_below", "_hysteresis", b"_hysteresis", "_prefill_weight", b"_prefill_weight", "_smoothing", b"_smoothing", "_surplus_above", b"_surplus_above", "_waiting_weight", b"_waiting_weight", "critical_below", b"critical_below", "hysteresis", b"hysteresis", "prefill_weight", b"prefill_weight", "smoothing", b"smoothing", "surplus_above", b"surplus_above", "waiting_weight", b"waiting_weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["critical_below", b"critical_below", "hysteresis", b"hysteresis", "prefill_weight", b"prefill_weight", "smoothing", b"smoothing", "surplus_above", b"surplus_above", "theta_tps", b"theta_tps", "waiting_weight", b"waiting_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_critical_below", b"_critical_below", "_hysteresis", b"_hysteresis", "_prefill_weight", b"_prefill_weight", "_smoothing", b"_smoothing", "_surplus_above", b"_surplus_above", "_waiting_weight", b"_waiting_weight", "critical_below", b"critical_below", "hysteresis", b"hysteresis", "prefill_weight", b"prefill_weight", "smoothing", b"smoothing", "surplus_above", b"surplus_above", "theta_tps", b"theta_tps", "waiting_weight", b"waiting_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__critical_below: _TypeAlias = _typing.Literal["critical_below"]  # noqa: Y015
+    _WhichOneofArgType__critical_below: _TypeAlias = _typing.Literal["_critical_below", b"_critical_below"]  # noqa: Y015
+    _WhichOneofReturnType__hysteresis: _TypeAlias = _typing.Literal["hysteresis"]  # noqa: Y015
+    _WhichOneofArgType__hysteresis: _TypeAlias = _typing.Literal["_hysteresis", b"_hysteresis"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_weight: _TypeAlias = _typing.Literal["prefill_weight"]  # noqa: Y015
+    _WhichOneofArgType__prefill_weight: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight"]  # noqa: Y015
+    _WhichOneofReturnType__smoothing: _TypeAlias = _typing.Literal["smoothing"]  # noqa: Y015
+    _WhichOneofArgType__smoothing: _TypeAlias = _typing.Literal["_smoothing", b"_smoothing"]  # noqa: Y015
+    _WhichOneofReturnType__surplus_above: _TypeAlias = _typing.Literal["surplus_above"]  # noqa: Y015
+    _WhichOneofArgType__surplus_above: _TypeAlias = _typing.Literal["_surplus_above", b"_surplus_above"]  # noqa: Y015
+    _WhichOneofReturnType__waiting_weight: _TypeAlias = _typing.Literal["waiting_weight"]  # noqa: Y015
+    _WhichOneofArgType__waiting_weight: _TypeAlias = _typing.Literal["_waiting_weight", b"_waiting_weight"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__critical_below) -> _WhichOneofReturnType__critical_below | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hysteresis) -> _WhichOneofReturnType__hysteresis | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_weight) -> _WhichOneofReturnType__prefill_weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__smoothing) -> _WhichOneofReturnType__smoothing | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__surplus_above) -> _WhichOneofReturnType__surplus_above | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_weight) -> _WhichOneofReturnType__waiting_weight | None: ...
 
 Global___TokenServiceShare: _TypeAlias = TokenServiceShare  # noqa: Y015
 
@@ -362,19 +389,42 @@ class Proportional(_message.Message):
         *,
         metric: Global___ProportionalMetric.ValueType = ...,
         target_per_replica: _builtins.float = ...,
-        scale_out_tolerance: _builtins.float = ...,
-        scale_in_tolerance: _builtins.float = ...,
-        scale_out_cooling_s: _builtins.float = ...,
-        scale_in_cooling_s: _builtins.float = ...,
-        stabilization_window_s: _builtins.float = ...,
+        scale_out_tolerance: _builtins.float | None = ...,
+        scale_in_tolerance: _builtins.float | None = ...,
+        scale_out_cooling_s: _builtins.float | None = ...,
+        scale_in_cooling_s: _builtins.float | None = ...,
+        stabilization_window_s: _builtins.float | None = ...,
         max_step_units: _builtins.int = ...,
-        drain_horizon_s: _builtins.float = ...,
+        drain_horizon_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain_horizon_s", b"_drain_horizon_s", "_scale_in_cooling_s", b"_scale_in_cooling_s", "_scale_in_tolerance", b"_scale_in_tolerance", "_scale_out_cooling_s", b"_scale_out_cooling_s", "_scale_out_tolerance", b"_scale_out_tolerance", "_stabilization_window_s", b"_stabilization_window_s", "drain_horizon_s", b"drain_horizon_s", "scale_in_cooling_s", b"scale_in_cooling_s", "scale_in_tolerance", b"scale_in_tolerance", "scale_out_cooling_s", b"scale_out_cooling_s", "scale_out_tolerance", b"scale_out_tolerance", "stabilization_window_s", b"stabilization_window_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_horizon_s", b"drain_horizon_s", "max_step_units", b"max_step_units", "metric", b"metric", "scale_in_cooling_s", b"scale_in_cooling_s", "scale_in_tolerance", b"scale_in_tolerance", "scale_out_cooling_s", b"scale_out_cooling_s", "scale_out_tolerance", b"scale_out_tolerance", "stabilization_window_s", b"stabilization_window_s", "target_per_replica", b"target_per_replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain_horizon_s", b"_drain_horizon_s", "_scale_in_cooling_s", b"_scale_in_cooling_s", "_scale_in_tolerance", b"_scale_in_tolerance", "_scale_out_cooling_s", b"_scale_out_cooling_s", "_scale_out_tolerance", b"_scale_out_tolerance", "_stabilization_window_s", b"_stabilization_window_s", "drain_horizon_s", b"drain_horizon_s", "max_step_units", b"max_step_units", "metric", b"metric", "scale_in_cooling_s", b"scale_in_cooling_s", "scale_in_tolerance", b"scale_in_tolerance", "scale_out_cooling_s", b"scale_out_cooling_s", "scale_out_tolerance", b"scale_out_tolerance", "stabilization_window_s", b"stabilization_window_s", "target_per_replica", b"target_per_replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__drain_horizon_s: _TypeAlias = _typing.Literal["drain_horizon_s"]  # noqa: Y015
+    _WhichOneofArgType__drain_horizon_s: _TypeAlias = _typing.Literal["_drain_horizon_s", b"_drain_horizon_s"]  # noqa: Y015
+    _WhichOneofReturnType__scale_in_cooling_s: _TypeAlias = _typing.Literal["scale_in_cooling_s"]  # noqa: Y015
+    _WhichOneofArgType__scale_in_cooling_s: _TypeAlias = _typing.Literal["_scale_in_cooling_s", b"_scale_in_cooling_s"]  # noqa: Y015
+    _WhichOneofReturnType__scale_in_tolerance: _TypeAlias = _typing.Literal["scale_in_tolerance"]  # noqa: Y015
+    _WhichOneofArgType__scale_in_tolerance: _TypeAlias = _typing.Literal["_scale_in_tolerance", b"_scale_in_tolerance"]  # noqa: Y015
+    _WhichOneofReturnType__scale_out_cooling_s: _TypeAlias = _typing.Literal["scale_out_cooling_s"]  # noqa: Y015
+    _WhichOneofArgType__scale_out_cooling_s: _TypeAlias = _typing.Literal["_scale_out_cooling_s", b"_scale_out_cooling_s"]  # noqa: Y015
+    _WhichOneofReturnType__scale_out_tolerance: _TypeAlias = _typing.Literal["scale_out_tolerance"]  # noqa: Y015
+    _WhichOneofArgType__scale_out_tolerance: _TypeAlias = _typing.Literal["_scale_out_tolerance", b"_scale_out_tolerance"]  # noqa: Y015
+    _WhichOneofReturnType__stabilization_window_s: _TypeAlias = _typing.Literal["stabilization_window_s"]  # noqa: Y015
+    _WhichOneofArgType__stabilization_window_s: _TypeAlias = _typing.Literal["_stabilization_window_s", b"_stabilization_window_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drain_horizon_s) -> _WhichOneofReturnType__drain_horizon_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale_in_cooling_s) -> _WhichOneofReturnType__scale_in_cooling_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale_in_tolerance) -> _WhichOneofReturnType__scale_in_tolerance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale_out_cooling_s) -> _WhichOneofReturnType__scale_out_cooling_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale_out_tolerance) -> _WhichOneofReturnType__scale_out_tolerance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stabilization_window_s) -> _WhichOneofReturnType__stabilization_window_s | None: ...
 
 Global___Proportional: _TypeAlias = Proportional  # noqa: Y015
 
@@ -423,14 +473,21 @@ class LatencyBrake(_message.Message):
         *,
         ttft_target_s: _builtins.float = ...,
         tbt_target_s: _builtins.float = ...,
-        alpha: _builtins.float = ...,
-        beta: _builtins.float = ...,
+        alpha: _builtins.float | None = ...,
+        beta: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "alpha", b"alpha", "beta", b"beta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "beta", b"beta", "tbt_target_s", b"tbt_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "alpha", b"alpha", "beta", b"beta", "tbt_target_s", b"tbt_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
+    _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
+    _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
+    _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
 
 Global___LatencyBrake: _TypeAlias = LatencyBrake  # noqa: Y015
 
@@ -538,6 +595,7 @@ class PoolSpec(_message.Message):
     """A service that received capacity is no donor for this long."""
     drain_timeout_s: _builtins.float
     sleep_level: _builtins.int
+    """1, the default, keeps the weights in host memory; 2 does not."""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeGpus]: ...
     @_builtins.property
@@ -548,17 +606,36 @@ class PoolSpec(_message.Message):
         cluster: _builtins.str = ...,
         gpus: _abc.Iterable[Global___NodeGpus] | None = ...,
         members: _abc.Iterable[Global___PoolMember] | None = ...,
-        rescue_interval_s: _builtins.float = ...,
-        rebalance_interval_s: _builtins.float = ...,
-        residence_s: _builtins.float = ...,
-        drain_timeout_s: _builtins.float = ...,
-        sleep_level: _builtins.int = ...,
+        rescue_interval_s: _builtins.float | None = ...,
+        rebalance_interval_s: _builtins.float | None = ...,
+        residence_s: _builtins.float | None = ...,
+        drain_timeout_s: _builtins.float | None = ...,
+        sleep_level: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "drain_timeout_s", b"drain_timeout_s", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "sleep_level", b"sleep_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "drain_timeout_s", b"drain_timeout_s", "gpus", b"gpus", "members", b"members", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "sleep_level", b"sleep_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "cluster", b"cluster", "drain_timeout_s", b"drain_timeout_s", "gpus", b"gpus", "members", b"members", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "sleep_level", b"sleep_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__drain_timeout_s: _TypeAlias = _typing.Literal["drain_timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__drain_timeout_s: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s"]  # noqa: Y015
+    _WhichOneofReturnType__rebalance_interval_s: _TypeAlias = _typing.Literal["rebalance_interval_s"]  # noqa: Y015
+    _WhichOneofArgType__rebalance_interval_s: _TypeAlias = _typing.Literal["_rebalance_interval_s", b"_rebalance_interval_s"]  # noqa: Y015
+    _WhichOneofReturnType__rescue_interval_s: _TypeAlias = _typing.Literal["rescue_interval_s"]  # noqa: Y015
+    _WhichOneofArgType__rescue_interval_s: _TypeAlias = _typing.Literal["_rescue_interval_s", b"_rescue_interval_s"]  # noqa: Y015
+    _WhichOneofReturnType__residence_s: _TypeAlias = _typing.Literal["residence_s"]  # noqa: Y015
+    _WhichOneofArgType__residence_s: _TypeAlias = _typing.Literal["_residence_s", b"_residence_s"]  # noqa: Y015
+    _WhichOneofReturnType__sleep_level: _TypeAlias = _typing.Literal["sleep_level"]  # noqa: Y015
+    _WhichOneofArgType__sleep_level: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drain_timeout_s) -> _WhichOneofReturnType__drain_timeout_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rebalance_interval_s) -> _WhichOneofReturnType__rebalance_interval_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rescue_interval_s) -> _WhichOneofReturnType__rescue_interval_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__residence_s) -> _WhichOneofReturnType__residence_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sleep_level) -> _WhichOneofReturnType__sleep_level | None: ...
 
 Global___PoolSpec: _TypeAlias = PoolSpec  # noqa: Y015
 
