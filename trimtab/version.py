@@ -1,3 +1,0 @@
-"""The distribution's version."""
-
-VERSION = "0.1.0"
