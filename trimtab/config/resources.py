@@ -1,7 +1,9 @@
 """The resources that users write: ServicePolicy and Pool, from YAML or protobuf to one validated domain type.
 
 YAML keys are the camelCase names of protobuf's JSON mapping, so a resource looks the same in a file, in `trimtab get`
-and XX that need more than one resource (a role both scaled and pooled, floors that do not fit) belong to the policy engine.
+and over gRPC, and one set of rules checks all three. What does not parse raises `ResourceError`, one violation per
+field. Rules that need more than one resource (a role both scaled and pooled, floors that do not fit) belong to the
+policy engine.
 
 This module knows nothing of files, gRPC or the store.
 """
