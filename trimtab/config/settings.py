@@ -11,6 +11,7 @@ misspelt field: services share one environment, and Kubernetes adds variables of
 import difflib
 import ipaddress
 import re
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,10 +161,10 @@ def _from_flags(cls: type[BaseModel], argv: Sequence[str]) -> dict[str, _Given]:
         flag, has_value, value = argv[position].partition("=")
         position += 1
         if flag in ("--help", "-h"):
-            print(_help_table(cls))
+            sys.stdout.write(_help_table(cls) + "\n")
             raise SystemExit(0)
         if flag == "--version":
-            print(__version__)
+            sys.stdout.write(f"{__version__}\n")
             raise SystemExit(0)
         negated = flag.startswith("--no-") and flag not in fields
         name = fields.get("--" + flag[5:] if negated else flag)
