@@ -135,8 +135,8 @@ def test_ports_settings_probes_and_service_agree(manifests: list[Manifest], name
     assert _container_ports(workload) == {"grpc": port, "metrics": METRICS_PORTS[name]}
     assert settings["listen"] == f"0.0.0.0:{port}"
     assert settings["metrics_listen"] == f"0.0.0.0:{METRICS_PORTS[name]}"
-    assert container["startupProbe"]["grpc"]["port"] == port
     assert container["readinessProbe"]["grpc"]["port"] == port
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     annotations = workload["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(METRICS_PORTS[name])
     service_ports = {entry["name"]: entry["port"] for entry in _named(manifests, "Service", name)["spec"]["ports"]}
