@@ -25,6 +25,7 @@ from trimtab.errors import SettingsError, StartupError
 from trimtab.logging import configure_logging, mask_passwords
 from trimtab.rpc.metrics_http import MetricsServer
 from trimtab.store.errors import StoreUnavailable
+from trimtab.waiting import stopped_within
 
 __all__ = ["ServiceContext", "StartupError", "main", "run_until_stopped"]
 
@@ -44,11 +45,7 @@ class ServiceContext:
 
     async def pause(self, seconds: float) -> bool:
         """Sleep, at most until the stop; True when the service is to stop."""
-        try:
-            await asyncio.wait_for(self.stopping.wait(), max(0.0, seconds))
-        except TimeoutError:
-            return False
-        return True
+        return await stopped_within(self.stopping, seconds)
 
 
 async def run_until_stopped(context: ServiceContext, *loops: Coroutine[Any, Any, None]) -> None:

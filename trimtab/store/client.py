@@ -1,0 +1,156 @@
+"""The connection to Redis or Valkey: bounded in time, survives the store's restart, one kind of error.
+
+    store = await Store.connect(settings.store_url, stopping=context.stopping)
+    await store.check_schema()
+    await store.redis.hset(keys.replicas(cluster), name, replica.SerializeToString())
+
+Every command ends within ``CALL_TIMEOUT_S``: with a reply, a ``redis.exceptions.ResponseError``, or
+``StoreUnavailable``. No command is repeated here: whether a broken one was carried out cannot be known, and the
+callers are level-triggered, so that they come again by themselves. A pooled connection that died with the store is
+noticed when it is taken from the pool, and opened anew.
+
+Only commands of Redis 7.0, over RESP2; replies are bytes.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable
+from typing import Any, TypeVar, cast
+
+import redis.asyncio
+import structlog
+from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, BusyLoadingError, ReadOnlyError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from trimtab.errors import StartupError
+from trimtab.logging import mask_passwords
+from trimtab.store import keys
+from trimtab.store.errors import StoreUnavailable
+from trimtab.waiting import stopped_within
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 3.0
+_SOCKET_TIMEOUT_S = 2.0
+_CONNECT_TIMEOUT_S = 1.0
+_MAX_CONNECTIONS = 256
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 1.0
+
+
+async def _bounded(call: Awaitable[T]) -> T:
+    """Await one call to the store. Raises ``StoreUnavailable`` for everything that time may mend."""
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return await call
+    except AuthenticationError as error:
+        raise StoreUnavailable(f"it refuses the credentials: {error}") from error
+    except (RedisConnectionError, BusyLoadingError, ReadOnlyError, OSError) as error:
+        # asyncio's TimeoutError is an OSError.
+        raise StoreUnavailable(str(error) or f"no answer within {CALL_TIMEOUT_S:g} s") from error
+    except RedisTimeoutError as error:
+        raise StoreUnavailable(f"no answer within {_SOCKET_TIMEOUT_S:g} s") from error
+
+
+class _BoundedPipeline(Pipeline):  # type: ignore[misc, unused-ignore]  # generic in the stubs of redis < 6 only
+    """A pipeline whose ``execute`` is bounded like a command."""
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        return cast("list[Any]", await _bounded(super().execute(raise_on_error)))
+
+
+class _BoundedRedis(redis.asyncio.Redis):
+    """A client whose commands, scripts and pipelines are bounded, and fail with ``StoreUnavailable``."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        return await _bounded(super().execute_command(*args, **options))  # type: ignore[no-untyped-call]
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> _BoundedPipeline:
+        return _BoundedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class Store:
+    """One store, many concurrent users: commands of different tasks take different pooled connections."""
+
+    def __init__(self, url: str) -> None:
+        """Opens nothing yet; ``connect`` is what a service calls. Raises ``StartupError`` for a URL that is none."""
+        self.shown_url = mask_passwords(url)
+        try:
+            pool = redis.asyncio.BlockingConnectionPool.from_url(
+                url,
+                max_connections=_MAX_CONNECTIONS,
+                timeout=_CONNECT_TIMEOUT_S,
+                socket_timeout=_SOCKET_TIMEOUT_S,
+                socket_connect_timeout=_CONNECT_TIMEOUT_S,
+                socket_keepalive=True,
+                retry=Retry(NoBackoff(), 0),
+                # RESP3 brings maintenance notices, and with them a client that takes a closed connection for one
+                # that has news.
+                protocol=2,
+                decode_responses=False,
+                client_name="trimtab",
+            )
+        except (ValueError, RedisError) as error:
+            raise StartupError(f"store URL {self.shown_url}: {error}") from error
+        self.redis = _BoundedRedis.from_pool(pool)
+
+    @classmethod
+    async def connect(cls, url: str, *, wait_s: float | None = None, stopping: asyncio.Event | None = None) -> "Store":
+        """A store that has answered a PING.
+
+        Tries again with back-off for ``wait_s`` seconds, for ever when it is None, so that services may start in any
+        order. Raises ``StoreUnavailable`` when the time is over or ``stopping`` is set meanwhile.
+        """
+        store = cls(url)
+        loop = asyncio.get_running_loop()
+        give_up = None if wait_s is None else loop.time() + wait_s
+        backoff_s = _FIRST_BACKOFF_S
+        told = False
+        while True:
+            try:
+                await store.ping()
+            except StoreUnavailable as error:
+                if give_up is not None and loop.time() + backoff_s > give_up:
+                    await store.close()
+                    raise StoreUnavailable(f"{store.shown_url}: {error}") from error
+                if not told:
+                    log.warning("waiting for the store", store=store.shown_url, error=str(error))
+                    told = True
+            else:
+                if told:
+                    log.info("the store answers", store=store.shown_url)
+                return store
+            if await stopped_within(stopping, backoff_s * random.uniform(0.5, 1.0)):
+                await store.close()
+                raise StoreUnavailable(f"{store.shown_url}: stopped while waiting for it")
+            backoff_s = min(_MAX_BACKOFF_S, backoff_s * 2)
+
+    async def ping(self) -> None:
+        """Raises ``StoreUnavailable`` unless the store answers and has loaded its data."""
+        await self.redis.ping()
+
+    async def check_schema(self) -> None:
+        """Claim an empty store for this version, or refuse one of another version with ``StartupError``."""
+        await self.redis.set(keys.SCHEMA, str(keys.SCHEMA_VERSION), nx=True)
+        found = await self.redis.get(keys.SCHEMA)
+        text = found.decode("ascii", "replace") if isinstance(found, bytes) else ""
+        if text == str(keys.SCHEMA_VERSION):
+            return
+        if not text.isdigit():
+            raise StartupError(f"{self.shown_url}: key {keys.SCHEMA} holds {text[:40]!r}, which is no schema version")
+        age = "older" if int(text) < keys.SCHEMA_VERSION else "newer"
+        raise StartupError(
+            f"{self.shown_url} has the {age} schema {text}, this version of Trimtab needs {keys.SCHEMA_VERSION}: "
+            "use another database, or the Trimtab that wrote it"
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.redis.aclose()
+        await self.redis.connection_pool.disconnect()

@@ -1,0 +1,201 @@
+"""Every key that Trimtab keeps in the store, and nothing else builds one.
+
+    trimtab:schema                          version of the layout below
+    trimtab:{owner}:…                       what one writer keeps
+
+The part in braces is a Redis Cluster hash tag: keys of one owner share a slot, so that a script or transaction may
+write them together with the owner's lease. The owners:
+
+    policy-engine           policies, pools, decisions, desired state; its leader's lease
+    prescheduler            cycles, results, groups; its leader's lease
+    actuator/<cluster>      replicas, holds, operations, endpoints of one cluster
+    obs/<service>/<role>    windows and latest samples of one role (several collectors write)
+    collector               which roles are observed, demand at the front door
+
+Values are protobuf messages in their binary form unless a function says otherwise. A change of meaning raises
+``SCHEMA_VERSION``: a process refuses a store of another version rather than misread it.
+"""
+
+import re
+
+PREFIX = "trimtab:"
+SCHEMA_VERSION = 1
+SCHEMA = "trimtab:schema"
+"""String: the decimal ``SCHEMA_VERSION`` of whoever wrote here first."""
+
+POLICY_ENGINE = "policy-engine"
+PRESCHEDULER = "prescheduler"
+COLLECTOR = "collector"
+
+_PART = re.compile(r"[A-Za-z0-9_.:/@-]{1,253}")
+
+
+def actuator(cluster: str) -> str:
+    """Owner name of a cluster's actuator."""
+    return f"actuator/{cluster}"
+
+
+def role(service: str, role_name: str) -> str:
+    """Owner name of what is observed of one role; ``role_name`` as in ``ROLE_DECODE``."""
+    return f"obs/{service}/{role_name}"
+
+
+def owned(owner: str, *parts: str) -> str:
+    """The general form, ``trimtab:{owner}:part:part``. Raises ``ValueError`` for a part that could forge a key."""
+    for part in (owner, *parts):
+        if _PART.fullmatch(part) is None:
+            raise ValueError(f"{part[:80]!r} cannot be part of a store key")
+    return PREFIX + "{" + owner + "}:" + ":".join(parts)
+
+
+# Leases (trimtab.store.lease)
+
+
+def lease(name: str) -> str:
+    """Hash with owner and token of the holder; expires with the lease. ``name`` is an owner name."""
+    return owned(name, "lease")
+
+
+def lease_token(name: str) -> str:
+    """Counter of fencing tokens handed out; never expires, never falls."""
+    return owned(name, "lease-token")
+
+
+# Versioned documents (trimtab.store.documents)
+
+
+def documents(owner: str, kind: str) -> str:
+    """Hash: name → newest version of a document."""
+    return owned(owner, "docs", kind)
+
+
+def documents_revision(owner: str, kind: str) -> str:
+    """Counter of changes to any document of the kind."""
+    return owned(owner, "docs-revision", kind)
+
+
+def document_history(owner: str, kind: str, name: str) -> str:
+    """List: the last versions of one document, newest first."""
+    return owned(owner, "docs-history", kind, name)
+
+
+# Metrics collector
+
+
+def observed_roles() -> str:
+    """Hash: ``service/ROLE_NAME`` → unix seconds (decimal) of the last window written."""
+    return owned(COLLECTOR, "roles")
+
+
+def demand() -> str:
+    """Hash: gateway → its last ReportDemandRequest, with its time."""
+    return owned(COLLECTOR, "demand")
+
+
+def latest_partials(service: str, role_name: str) -> str:
+    """Hash: collector → its newest RolePartial."""
+    return owned(role(service, role_name), "partials")
+
+
+def partial_history(service: str, role_name: str) -> str:
+    """Stream of RolePartials of all collectors, bounded."""
+    return owned(role(service, role_name), "history")
+
+
+def latest_samples(service: str, role_name: str) -> str:
+    """Hash: replica → its newest ReplicaSample."""
+    return owned(role(service, role_name), "samples")
+
+
+# Policy engine
+
+
+def decisions() -> str:
+    """Stream of Decisions, bounded."""
+    return owned(POLICY_ENGINE, "decisions")
+
+
+def decision_index() -> str:
+    """Hash: decision id → Decision with its outcome; bounded by its writer."""
+    return owned(POLICY_ENGINE, "decision-index")
+
+
+def scaling_requests() -> str:
+    """Hash: service → its ScalingRequest, absolute."""
+    return owned(POLICY_ENGINE, "scaling-requests")
+
+
+def desired_pools() -> str:
+    """Hash: pool → its desired PoolState, absolute."""
+    return owned(POLICY_ENGINE, "desired-pools")
+
+
+def engine_state(part: str) -> str:
+    """Hash: name → what the engine's next tick, or its next leader, goes on from (``tss``, ``scaling``, …)."""
+    return owned(POLICY_ENGINE, "state", part)
+
+
+def paused() -> str:
+    """Hash: service or pool → who paused it, since when and why."""
+    return owned(POLICY_ENGINE, "paused")
+
+
+# Pre-scheduler
+
+
+def cycles() -> str:
+    """Stream of CycleResults, bounded."""
+    return owned(PRESCHEDULER, "cycles")
+
+
+def schedule_results() -> str:
+    """Hash: service → result of its last scaling request."""
+    return owned(PRESCHEDULER, "results")
+
+
+def deployment_groups() -> str:
+    """Hash: group → DeploymentGroup."""
+    return owned(PRESCHEDULER, "groups")
+
+
+# Actuator of one cluster
+
+
+def replicas(cluster: str) -> str:
+    """Hash: replica → Replica with its holds and life cycle."""
+    return owned(actuator(cluster), "replicas")
+
+
+def operations(cluster: str) -> str:
+    """Hash: operation id → Operation."""
+    return owned(actuator(cluster), "operations")
+
+
+def pool_states(cluster: str) -> str:
+    """Hash: pool → the PoolState accepted last."""
+    return owned(actuator(cluster), "pools")
+
+
+def placements(cluster: str) -> str:
+    """Hash: group or replica → the placement accepted for it."""
+    return owned(actuator(cluster), "placements")
+
+
+def fencing_tokens(cluster: str) -> str:
+    """Hash: writer → highest token seen (decimal)."""
+    return owned(actuator(cluster), "fencing")
+
+
+def endpoints(cluster: str) -> str:
+    """Hash: service → ServiceEndpoints with its revision."""
+    return owned(actuator(cluster), "endpoints")
+
+
+def gateways(cluster: str) -> str:
+    """Hash: gateway → its lease and the revision it acknowledged."""
+    return owned(actuator(cluster), "gateways")
+
+
+def revisions(cluster: str) -> str:
+    """Hash: ``replicas``, ``endpoints``, ``inventory`` → revision (decimal)."""
+    return owned(actuator(cluster), "revisions")

@@ -1,0 +1,210 @@
+"""A leader's lease with fencing tokens, and writes that only the newest leader can make.
+
+At most one owner holds a lease by the store's reckoning. A process that stalls may still believe that it holds one:
+so every take-over raises a token, the token goes with every write, and whoever receives a write refuses a token
+lower than one it has seen (``fenced_write`` does so for the store itself).
+
+Limits: the token is as durable as the store. A store that lost its last writes may hand out a token twice; two
+things narrow this: an owner tells the highest token it has seen when it acquires, and a fenced write raises a
+counter that is behind its own token.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import structlog
+
+from trimtab.store import keys
+from trimtab.store.client import Store
+from trimtab.store.errors import FencedOff, StoreUnavailable
+from trimtab.waiting import stopped_within
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_TTL_S = 3.0
+Argument = str | bytes | int | float
+MAX_COMMAND_ARGUMENTS = 4000
+"""Lua unpacks a command's arguments on its stack, which is bounded."""
+
+_ACQUIRE = """
+local owner = redis.call('HGET', KEYS[1], 'owner')
+if owner == ARGV[1] then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return redis.call('HGET', KEYS[1], 'token')
+end
+if owner then return false end
+local counter = tonumber(redis.call('GET', KEYS[2]) or '0')
+if counter < tonumber(ARGV[3]) then redis.call('SET', KEYS[2], ARGV[3]) end
+local token = redis.call('INCR', KEYS[2])
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'token', token)
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return tostring(token)
+"""
+
+_RELEASE = """
+if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+# ARGV: token, then for each command the number of its words and the words. KEYS: counter, then each command's key.
+_FENCED_WRITE = """
+local current = tonumber(redis.call('GET', KEYS[1]) or '0')
+local token = tonumber(ARGV[1])
+if current > token then return {'fenced', tostring(current)} end
+if current < token then redis.call('SET', KEYS[1], ARGV[1]) end
+local replies = {}
+local at = 2
+while at <= #ARGV do
+  local last = at + tonumber(ARGV[at])
+  local reply = redis.call(unpack(ARGV, at + 1, last))
+  replies[#replies + 1] = reply
+  at = last + 1
+end
+return {'done', replies}
+"""
+
+
+def suspend_aware_monotonic() -> float:
+    """Seconds on a clock that, where the system has one, runs on while the machine is suspended.
+
+    ``time.monotonic`` stands still meanwhile on Linux, and would let a machine that wakes up believe in a lease that
+    ran out long ago.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Lease:
+    """One candidate's view of one lease.
+
+    ``name`` is an owner name of ``trimtab.store.keys`` (``keys.POLICY_ENGINE``), ``owner_id`` unique per process
+    start: a restarted process must not take itself for the holder of old.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        owner_id: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        *,
+        monotonic: Callable[[], float] = suspend_aware_monotonic,
+    ) -> None:
+        if ttl_s <= 0:
+            raise ValueError(f"ttl_s is {ttl_s:g}, must be more than 0")
+        self.name = name
+        self.owner_id = owner_id
+        self.ttl_s = ttl_s
+        self._store = store
+        self._monotonic = monotonic
+        self._token: int | None = None
+        self._expires_at = float("-inf")
+        self._highest_seen = 0
+        self._acquire = store.redis.register_script(_ACQUIRE)
+        self._release = store.redis.register_script(_RELEASE)
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease is ours for certain, right now. Reckoned from before the last renewal was sent."""
+        return self._token is not None and self._monotonic() < self._expires_at
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token while the lease is held, else None."""
+        return self._token if self.held else None
+
+    def left_s(self) -> float:
+        """Seconds for which the lease is still held; 0 when it is not."""
+        return max(0.0, self._expires_at - self._monotonic()) if self._token is not None else 0.0
+
+    async def acquire_or_renew(self) -> int | None:
+        """Take the lease when it is free, prolong it when it is ours; the token, or None when another holds it.
+
+        Raises ``StoreUnavailable``; ``held`` then stays true until the time granted before is over.
+        """
+        asked_at = self._monotonic()
+        reply = await self._acquire(
+            keys=[keys.lease(self.name), keys.lease_token(self.name)],
+            args=[self.owner_id, max(1, round(self.ttl_s * 1000)), self._highest_seen],
+        )
+        if reply is None:
+            self._drop()
+            return None
+        token = int(cast("bytes", reply))
+        if token != self._token:
+            log.info("lease acquired", lease=self.name, owner=self.owner_id, token=token)
+        self._token = token
+        self._highest_seen = max(self._highest_seen, token)
+        self._expires_at = asked_at + self.ttl_s
+        # A reply that took longer than the lease lasts grants nothing.
+        return self.token
+
+    async def release(self) -> None:
+        """Give the lease up so that another may take it at once; harmless when it is not held."""
+        self._drop()
+        await self._release(keys=[keys.lease(self.name)], args=[self.owner_id])
+
+    async def run(self, stopping: asyncio.Event, *, on_change: Callable[[int | None], None] | None = None) -> None:
+        """Keep trying and renewing, three times per ``ttl_s``, until ``stopping`` is set; then release.
+
+        ``on_change`` is told the token when the lease is acquired, and None when it is lost.
+        """
+        told: int | None = None
+        while True:
+            try:
+                await self.acquire_or_renew()
+            except StoreUnavailable as error:
+                log.warning("lease not renewed", lease=self.name, left_s=round(self.left_s(), 3), error=str(error))
+            if self.token != told:
+                told = self.token
+                if on_change is not None:
+                    on_change(told)
+            pause_s = self.ttl_s / 3
+            if self.held:
+                # A loss that falls into the pause is told when it happens.
+                pause_s = min(pause_s, self.left_s())
+            if await stopped_within(stopping, pause_s):
+                break
+        if on_change is not None and told is not None:
+            on_change(None)
+        try:
+            await self.release()
+        except StoreUnavailable as error:
+            log.warning("lease not released, it runs out by itself", lease=self.name, error=str(error))
+
+    def _drop(self) -> None:
+        if self._token is not None:
+            log.warning("lease lost", lease=self.name, owner=self.owner_id, token=self._token)
+        self._token = None
+        self._expires_at = float("-inf")
+
+
+async def fenced_write(
+    store: Store, lease_name: str, token: int, commands: Sequence[tuple[Argument, ...]]
+) -> list[Any]:
+    """Run ``commands`` in one step, unless a newer token than ``token`` was handed out; their replies.
+
+    A command is its words with the key second: ``("HSET", keys.desired_pools(), name, data)``. Keys must be of the
+    lease's owner, so that Redis Cluster keeps them in one slot. Nobody sees some of them done and others not; but when
+    Redis refuses one (a wrong type, say), those before it stay done. Raises ``FencedOff``, ``StoreUnavailable`` (it may
+    have been carried out all the same), ``ValueError`` for a command that is none.
+    """
+    owner = "{" + lease_name + "}"
+    key_names = [keys.lease_token(lease_name)]
+    words: list[Argument] = [token]
+    for command in commands:
+        if not 2 <= len(command) <= MAX_COMMAND_ARGUMENTS:
+            raise ValueError(f"a command has 2 to {MAX_COMMAND_ARGUMENTS} words, this one {len(command)}")
+        key = command[1]
+        if not isinstance(key, str) or owner not in key:
+            raise ValueError(f"key {key!r} is not of {lease_name!r}")
+        key_names.append(key)
+        words += [len(command), *command]
+    script = store.redis.register_script(_FENCED_WRITE)
+    outcome, detail = await script(keys=key_names, args=words)
+    if outcome == b"fenced":
+        raise FencedOff(lease_name, token=token, current_token=int(detail))
+    return list(detail)
