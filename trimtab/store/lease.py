@@ -144,7 +144,9 @@ class Lease:
 
     async def release(self) -> None:
         """Give the lease up so that another may take it at once; harmless when it is not held."""
-        self._drop()
+        if self._token is not None:
+            log.info("lease released", lease=self.name, owner=self.owner_id, token=self._token)
+        self._forget()
         await self._release(keys=[keys.lease(self.name)], args=[self.owner_id])
 
     async def run(self, stopping: asyncio.Event, *, on_change: Callable[[int | None], None] | None = None) -> None:
@@ -178,6 +180,9 @@ class Lease:
     def _drop(self) -> None:
         if self._token is not None:
             log.warning("lease lost", lease=self.name, owner=self.owner_id, token=self._token)
+        self._forget()
+
+    def _forget(self) -> None:
         self._token = None
         self._expires_at = float("-inf")
 

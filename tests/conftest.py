@@ -1,0 +1,196 @@
+"""Fixtures that every area shares: free ports and a store.
+
+The store is the best that can be had, so that the same tests run on a real Redis and on the embedded Valkey. In this
+order: ``TRIMTAB_TEST_REDIS_URL`` (a database that is empty, or was used by these tests before), a Redis container
+when a Docker engine answers, a ``redis-server`` binary, the embedded store. ``TRIMTAB_TEST_STORE`` = ``url``,
+``docker``, ``binary`` or ``embedded`` insists on one of them.
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from trimtab.store.client import Store
+from trimtab.store.embedded import EmbeddedStore
+
+_MARKER = "trimtab-tests:marker"
+_REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:7-alpine")
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on."""
+    return _free_port()
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """``free_ports(n)``: n different free ports."""
+
+    def take(count: int) -> list[int]:
+        found: set[int] = set()
+        while len(found) < count:
+            found.add(_free_port())
+        return sorted(found)
+
+    return take
+
+
+@contextmanager
+def _container_store() -> Iterator[str | None]:
+    """A Redis container; None when no engine answers or the image cannot be had."""
+    if shutil.which("docker") is None and not Path("/var/run/docker.sock").exists() and "DOCKER_HOST" not in os.environ:
+        yield None
+        return
+    # The container is stopped below; testcontainers' reaper would need an image of its own.
+    os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+    try:
+        import docker
+        from testcontainers.core.container import DockerContainer
+
+        docker.from_env(timeout=3).ping()
+        container = DockerContainer(_REDIS_IMAGE).with_exposed_ports(6379)
+        container.with_command(["redis-server", "--appendonly", "yes", "--save", ""])
+        container.start()
+    except Exception as error:
+        print(f"no Redis container: {type(error).__name__}: {error}")
+        yield None
+        return
+    try:
+        host, port = container.get_container_host_ip(), int(container.get_exposed_port(6379))
+        _await_redis(redis.Redis(host=host, port=port, socket_timeout=2), _REDIS_IMAGE)
+        yield f"redis://{host}:{port}/0"
+    finally:
+        container.stop()
+
+
+def _await_redis(client: redis.Redis, what: str) -> None:
+    give_up = time.monotonic() + 10
+    while True:
+        try:
+            client.ping()
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+            assert time.monotonic() < give_up, f"{what} does not answer"
+            time.sleep(0.05)
+        else:
+            client.close()
+            return
+
+
+@contextmanager
+def _binary_store(directory: Path) -> Iterator[str | None]:
+    """A ``redis-server`` from the PATH; None when there is none."""
+    binary = shutil.which("redis-server") or shutil.which("valkey-server")
+    if binary is None:
+        yield None
+        return
+    port = _free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "", "--appendonly", "yes"]
+    process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)
+    try:
+        _await_redis(redis.Redis(port=port, socket_timeout=2), binary)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@contextmanager
+def _embedded_store(directory: Path) -> Iterator[str]:
+    server = EmbeddedStore(_free_port(), directory)
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def _claim(url: str) -> None:
+    """Refuse a database that holds somebody's data: the tests empty it."""
+    client = redis.Redis.from_url(url, socket_timeout=5)
+    if client.dbsize() and not client.exists(_MARKER):
+        pytest.exit(f"TRIMTAB_TEST_REDIS_URL names a database that is not empty ({client.dbsize()} keys)", 2)
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def store_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the session's store listens. Tests take ``store_url`` or ``store``, which are empty at their start."""
+    wanted = os.environ.get("TRIMTAB_TEST_STORE", "")
+    given = os.environ.get("TRIMTAB_TEST_REDIS_URL")
+    if given and wanted in ("", "url"):
+        _claim(given)
+        yield given
+        return
+    if wanted in ("", "docker"):
+        with _container_store() as url:
+            if url is not None:
+                yield url
+                return
+    if wanted in ("", "binary"):
+        with _binary_store(tmp_path_factory.mktemp("redis")) as url:
+            if url is not None:
+                yield url
+                return
+    if wanted not in ("", "embedded"):
+        pytest.exit(f"TRIMTAB_TEST_STORE={wanted}: there is no such store here", 2)
+    with _embedded_store(tmp_path_factory.mktemp("valkey")) as url:
+        yield url
+
+
+@pytest.fixture
+def store_url(store_server_url: str) -> str:
+    """URL of a store that is empty now."""
+    client = redis.Redis.from_url(store_server_url, socket_timeout=5)
+    client.flushdb()
+    client.set(_MARKER, "1")
+    client.close()
+    return store_server_url
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    """A connected, empty store."""
+    connected = await Store.connect(store_url, wait_s=5)
+    yield connected
+    await connected.close()
+
+
+@pytest.fixture
+def own_store(tmp_path: Path) -> Iterator[EmbeddedStore]:
+    """An embedded store of this test alone, started: to be killed, suspended and restarted."""
+    server = EmbeddedStore(_free_port(), tmp_path / "own-store")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., object]:
+    """``await eventually(condition, timeout_s=5, what="…")``: wait until ``condition()`` is true, or fail."""
+
+    async def wait(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "the condition") -> object:
+        give_up = time.monotonic() + timeout_s
+        while True:
+            value = condition()
+            if value:
+                return value
+            assert time.monotonic() < give_up, f"{what} did not come true within {timeout_s} s"
+            await asyncio.sleep(0.01)
+
+    return wait
