@@ -1,4 +1,4 @@
-"""docker-compose.yml, the Dockerfile and prometheus.yml, read as text: hardened, on loopback, and of one mind on ports."""
+"""docker-compose.yml, the Dockerfile and prometheus.yml as text: hardened, on loopback, of one mind on ports."""
 
 import re
 from pathlib import Path

@@ -200,7 +200,7 @@ def _port_open(ports: list[Manifest], target: Manifest | None, port: int) -> boo
         return True
     named = {} if target is None else _container_ports(target)
     for entry in ports:
-        number = named.get(entry["port"], -1) if isinstance(entry["port"], str) else entry["port"]
+        number: int = named.get(entry["port"], -1) if isinstance(entry["port"], str) else entry["port"]
         if entry.get("protocol", "TCP") == "TCP" and number <= port <= entry.get("endPort", number):
             return True
     return False

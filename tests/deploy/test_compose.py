@@ -1,0 +1,132 @@
+"""The compose mode on a real Docker engine: healthy, hardened, and its fleet scaled by the control plane."""
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+
+from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
+from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
+
+# conftest's ComposeStack, which importlib mode cannot import from here.
+Stack = Any
+T = TypeVar("T")
+
+RPC_TIMEOUT_S = 10.0
+SETTLE_TIMEOUT_S = 90.0
+
+
+def _eventually(look: Callable[[], T], holds: Callable[[T], bool], what: str) -> T:
+    """Looks once a second until it holds. Fails with what was seen last."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while True:
+        seen = look()
+        if holds(seen):
+            return seen
+        assert time.monotonic() < deadline, f"{what}: not within {SETTLE_TIMEOUT_S:g} s, last seen: {str(seen)[:2000]}"
+        time.sleep(1.0)
+
+
+def _get_json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)
+
+
+def _decisions(stack: Stack) -> list[Any]:
+    with grpc.insecure_channel(stack.address("policy-engine", 7002)) as channel:
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        reply = stub.ListDecisions(policy_pb2.ListDecisionsRequest(page_size=500), timeout=RPC_TIMEOUT_S)
+    return list(reply.decisions)
+
+
+def _replicas(stack: Stack) -> dict[str, Any]:
+    with grpc.insecure_channel(stack.address("actuator", 7004)) as channel:
+        stub = actuator_pb2_grpc.ActuatorServiceStub(channel)
+        reply = stub.ListReplicas(actuator_pb2.ListReplicasRequest(page_size=500), timeout=RPC_TIMEOUT_S)
+    return {replica.replica: replica for replica in reply.replicas}
+
+
+def test_every_container_is_healthy_and_the_set_up_has_ended_well(compose_stack: Stack) -> None:
+    states = {name: container["State"] for name, container in compose_stack.containers().items()}
+    assert states.pop("setup")["ExitCode"] == 0
+    assert {name: state["Health"]["Status"] for name, state in states.items()} == dict.fromkeys(states, "healthy")
+    assert len(states) == 8
+
+
+def test_containers_run_without_root_and_cannot_write_their_file_system(compose_stack: Stack) -> None:
+    for name, container in compose_stack.containers().items():
+        assert container["HostConfig"]["ReadonlyRootfs"], name
+        assert container["HostConfig"]["CapDrop"] == ["ALL"], name
+        assert container["Config"]["User"] not in ("", "root", "0"), name
+    for name in ("policy-engine", "fleet"):
+        who = compose_stack.compose("exec", "-T", name, "python", "-c", "import os; print(os.getuid())")
+        assert who.strip() == "65532"
+
+
+def test_the_control_plane_brings_the_fleet_into_being(compose_stack: Stack) -> None:
+    fleet = compose_stack.address("fleet", 8090)
+    listed = _eventually(
+        lambda: _get_json(f"http://{fleet}/replicas")["replicas"],
+        lambda replicas: any(replica["state"] == "running" for replica in replicas),
+        "a running replica in the fleet",
+    )
+    decisions = _decisions(compose_stack)
+    assert decisions
+    assert all(decision.reason for decision in decisions)
+    routable = _eventually(
+        lambda: {name for name, replica in _replicas(compose_stack).items() if replica.routable},
+        bool,
+        "a routable replica",
+    )
+    assert routable <= {replica["replica"] for replica in _get_json(f"http://{fleet}/replicas")["replicas"]}
+    assert listed
+
+
+def test_prometheus_scrapes_every_service(compose_stack: Stack) -> None:
+    prometheus = compose_stack.address("prometheus", 9090)
+    query = f"http://{prometheus}/api/v1/query?query=up%7Bjob%3D%22trimtab%22%7D"
+    result = _eventually(
+        lambda: _get_json(query)["data"]["result"],
+        lambda series: len(series) >= 4 and all(item["value"][1] == "1" for item in series),
+        "every target up",
+    )
+    assert {item["metric"]["service"] for item in result} >= {
+        "metrics-collector",
+        "policy-engine",
+        "prescheduler",
+        "actuator",
+    }
+
+
+def test_decisions_outlive_a_restart_of_the_store(compose_stack: Stack) -> None:
+    before = {decision.decision_id for decision in _eventually(lambda: _decisions(compose_stack), bool, "a decision")}
+    names = set(_replicas(compose_stack))
+    compose_stack.compose("restart", "--timeout", "5", "redis")
+
+    def read() -> set[str]:
+        try:
+            return {decision.decision_id for decision in _decisions(compose_stack)}
+        except grpc.RpcError:
+            return set()
+
+    after = _eventually(read, bool, "decisions after the restart")
+    # The log is bounded: the newest ones are what has to be there.
+    assert after & before
+    assert set(_replicas(compose_stack)) == names
+
+
+def test_prometheus_accepts_its_configuration_and_the_alerts_pass_their_tests(promtool: Stack) -> None:
+    deploy = f"{promtool.repository}/deploy/prometheus"
+    tests = f"{promtool.repository}/tests/deploy/alerts.test.yml"
+    run = ["run", "--rm", "--network", "none", "-v", f"{deploy}:/etc/prometheus:ro", "--entrypoint", "promtool"]
+    checked = promtool.docker(*run, promtool.prometheus_image, "check", "config", "/etc/prometheus/prometheus.yml")
+    assert "SUCCESS" in checked
+    mounted = [*run[:-2], "-v", f"{tests}:/etc/alerts.test.yml:ro", *run[-2:]]
+    tested = promtool.docker(*mounted, promtool.prometheus_image, "test", "rules", "/etc/alerts.test.yml")
+    assert "SUCCESS" in tested
