@@ -1,0 +1,193 @@
+"""Resources: what parses, what is refused with which path, and that YAML, domain and protobuf agree."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab.api.policy.v1 import policy_pb2
+from trimtab.config.resources import (
+    Pool,
+    ResourceError,
+    ServicePolicy,
+    parse_document,
+    parse_pool,
+    parse_service_policy,
+    pool_to_proto,
+    service_policy_to_proto,
+    to_document,
+)
+from trimtab.words import HoldOwner, LifeCycle, Quality, Role, TopologyLevel
+
+POLICY: dict[str, Any] = {
+    "apiVersion": "trimtab.dev/v1",
+    "kind": "ServicePolicy",
+    "metadata": {"name": "chat"},
+    "spec": {
+        "model": "llama-3.1-8b",
+        "slo": {"ttftS": 2.0, "tpotS": 0.075},
+        "roles": [
+            {"role": "prefill", "minReplicas": 1, "maxReplicas": 4},
+            {"role": "decode", "minReplicas": 1, "maxReplicas": 8, "gpusPerReplica": 2},
+        ],
+        "proportional": {"metric": "decode-tps", "targetPerReplica": 900},
+        "ratio": {"prefill": 1, "decode": 2},
+        "latencyBrake": {"ttftTargetS": 1.0},
+        "guards": {"ttftP95S": {"soft": 1.0, "hard": 3.0}},
+        "affinity": "s2",
+    },
+}
+POOL: dict[str, Any] = {
+    "apiVersion": "trimtab.dev/v1",
+    "kind": "Pool",
+    "metadata": {"name": "main"},
+    "spec": {
+        "cluster": "local",
+        "gpus": [{"node": "node-0", "gpuIndices": [0, 1]}],
+        "members": [{"service": "chat", "initialAwake": 1, "overlay": [{"node": "node-0", "gpuIndices": [0]}]}],
+    },
+}
+
+
+def edited(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy with the field at a dotted path (numbers index lists) replaced, or removed for `...`."""
+    document = copy.deepcopy(base)
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    target: Any = document
+    for part in parents:
+        target = target[part]
+    if value is ...:
+        del target[last]
+    else:
+        target[last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "value", "field", "words"),
+    [
+        (POLICY, "spec.roles.0.minReplicas", 9, "spec.roles[0]", "minReplicas 9 is above maxReplicas 4"),
+        (POLICY, "spec.colour", "red", "spec.colour", "unknown field"),
+        (POLICY, "spec.model", ..., "spec.model", "required"),
+        (POLICY, "spec.slo.ttftS", float("nan"), "spec.slo.ttftS", "finite"),
+        (POLICY, "spec.slo.ttftS", float("inf"), "spec.slo.ttftS", ""),
+        (POLICY, "spec.slo.ttftS", -1, "spec.slo.ttftS", "greater than 0"),
+        (POLICY, "spec.roles.0.role", "colocated", "spec", "prefill and decode"),
+        (POLICY, "spec.roles.0.role", "prefetch", "spec.roles[0].role", ""),
+        (POLICY, "spec.ratio", ..., "spec", "needs a ratio"),
+        (POLICY, "spec.ratio.prefill", 0, "spec.ratio.prefill", "greater than or equal to 1"),
+        (POLICY, "spec.proportional.metric", "gpu-utilisation", "spec.proportional.metric", "decode-tps"),
+        (POLICY, "spec.proportional", ..., "spec", "latencyBrake works beside proportional"),
+        (POLICY, "spec.guards.ttftP95S.soft", 5, "spec.guards.ttftP95S", "soft 5.0 is above hard 3.0"),
+        (POLICY, "metadata.name", "Chat_1", "metadata.name", "lower-case"),
+        (POLICY, "metadata.name", "x" * 64, "metadata.name", "63"),
+        (POLICY, "kind", "Deployment", "kind", "ServicePolicy or Pool"),
+        (POLICY, "apiVersion", "v1", "apiVersion", "trimtab.dev/v1"),
+        (POOL, "spec.gpus.0.gpuIndices", [0, 0], "spec.gpus[0].gpuIndices", "named twice"),
+        (POOL, "spec.gpus.0.gpuIndices", [], "spec.gpus[0].gpuIndices", "at least 1"),
+        (POOL, "spec.members.0.overlay.0.gpuIndices", [7], "spec", "GPU 7 of node-0"),
+        (POOL, "spec.sleepLevel", 3, "spec.sleepLevel", "1 or 2"),
+        (POOL, "spec.members", [], "spec.members", "at least 1"),
+    ],
+)
+def test_a_bad_resource_is_refused_with_the_path_of_the_field(
+    base: dict[str, Any], path: str, value: object, field: str, words: str
+) -> None:
+    with pytest.raises(ResourceError) as caught:
+        parse_document(edited(base, path, value))
+    by_field = {item.field: item.description for item in caught.value.violations}
+    assert field in by_field
+    assert words in by_field[field]
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 7, {}])
+def test_a_document_that_is_no_resource_is_refused(document: object) -> None:
+    with pytest.raises(ResourceError):
+        parse_document(document)
+
+
+def test_every_fault_of_one_resource_is_reported_at_once() -> None:
+    broken = edited(edited(POLICY, "spec.slo.ttftS", 0), "spec.roles.1.maxReplicas", 0)
+    with pytest.raises(ResourceError) as caught:
+        parse_document(broken)
+    assert {item.field for item in caught.value.violations} == {"spec.slo.ttftS", "spec.roles[1].maxReplicas"}
+
+
+def test_a_resource_survives_the_way_over_grpc_and_back_to_yaml() -> None:
+    policy = parse_document(POLICY)
+    assert isinstance(policy, ServicePolicy)
+    assert parse_service_policy(service_policy_to_proto(policy)) == policy
+    assert parse_document(to_document(policy)) == policy
+    pool = parse_document(POOL)
+    assert isinstance(pool, Pool)
+    assert parse_pool(pool_to_proto(pool)) == pool
+    assert parse_document(to_document(pool)) == pool
+
+
+def test_a_zero_that_was_asked_for_is_not_taken_for_the_default() -> None:
+    policy = parse_document(edited(POLICY, "spec.proportional.scaleOutTolerance", 0))
+    assert isinstance(policy, ServicePolicy)
+    proportional = parse_service_policy(service_policy_to_proto(policy)).spec.proportional
+    assert proportional is not None
+    assert proportional.scale_out_tolerance == 0
+    assert proportional.scale_in_tolerance == 0.1
+
+
+def test_an_empty_message_names_what_it_lacks() -> None:
+    with pytest.raises(ResourceError) as caught:
+        parse_service_policy(policy_pb2.ServicePolicy())
+    assert {item.field for item in caught.value.violations} == {"metadata", "spec"}
+
+
+def test_every_field_of_the_contract_is_known_to_the_domain() -> None:
+    """A field added to one side alone would be dropped without a word."""
+    for message, model in (
+        (policy_pb2.ServicePolicySpec, ServicePolicy.model_fields["spec"].annotation),
+        (policy_pb2.PoolSpec, Pool.model_fields["spec"].annotation),
+    ):
+        assert model is not None
+        assert {field.name for field in message.DESCRIPTOR.fields} == set(model.model_fields)
+
+
+@given(
+    role=st.sampled_from(["colocated"]),
+    low=st.integers(0, 50),
+    more=st.integers(0, 50),
+    theta=st.floats(0.001, 1e5),
+    critical=st.floats(0.01, 0.9),
+    surplus=st.floats(1.1, 50),
+    priority=st.integers(-1000, 1000),
+)
+def test_any_valid_policy_survives_the_round_trip(
+    role: str, low: int, more: int, theta: float, critical: float, surplus: float, priority: int
+) -> None:
+    document = edited(POLICY, "spec.roles", [{"role": role, "minReplicas": low, "maxReplicas": max(1, low + more)}])
+    for name in ("ratio", "proportional", "latencyBrake"):
+        document = edited(document, f"spec.{name}", ...)
+    document["spec"] |= {
+        "priority": priority,
+        "tokenServiceShare": {
+            "thetaTps": theta,
+            "criticalBelow": critical,
+            "surplusAbove": surplus,
+            "hysteresis": 0.01,
+        },
+    }
+    policy = parse_document(document)
+    assert isinstance(policy, ServicePolicy)
+    assert parse_service_policy(service_policy_to_proto(policy)) == policy
+
+
+@pytest.mark.parametrize("words", [Role, Quality, LifeCycle, HoldOwner, TopologyLevel])
+def test_every_word_maps_onto_its_protobuf_number_and_back(words: Any) -> None:
+    assert len({word.number for word in words}) == len(list(words))
+    for word in words:
+        assert word.number > 0
+        assert words.from_number(word.number) is word
+    for unknown in (0, 99):
+        with pytest.raises(ValueError, match=words.__name__):
+            words.from_number(unknown)

@@ -1,0 +1,185 @@
+"""How commands reach the services: addresses, TLS, and errors as one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import grpc
+import typer
+
+from trimtab.api.actuator.v1 import actuator_pb2_grpc
+from trimtab.api.collector.v1 import collector_pb2_grpc
+from trimtab.api.policy.v1 import policy_pb2_grpc
+from trimtab.api.scheduler.v1 import scheduler_pb2_grpc
+from trimtab.cli.addresses import DEFAULT_PORT_BASE, MAX_PORT_BASE, LocalAddresses
+from trimtab.config.settings import split_address
+from trimtab.errors import SettingsError, StartupError
+from trimtab.rpc import clients
+from trimtab.rpc.errors import describe
+from trimtab.rpc.tls import ClientTls
+
+T = TypeVar("T")
+
+
+class CommandError(Exception):
+    """A command failed; the message is one line for the terminal. Exit status 1."""
+
+
+PortBase = Annotated[
+    int,
+    typer.Option(
+        "--port-base", envvar="TRIMTAB_PORT_BASE", min=1, max=MAX_PORT_BASE, help="First port of a local stack."
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoints:
+    """Addresses of the four services and the TLS files to reach them with."""
+
+    policy: str
+    collector: str
+    prescheduler: str
+    actuator: str
+    port_base: int = DEFAULT_PORT_BASE
+    tls: ClientTls | None = None
+
+    @classmethod
+    def local(cls, port_base: int) -> Endpoints:
+        """The services of a local stack."""
+        local = LocalAddresses(port_base=port_base)
+        return cls(
+            policy=local.address("policy"),
+            collector=local.address("collector"),
+            prescheduler=local.address("prescheduler"),
+            actuator=local.address("actuator"),
+            port_base=port_base,
+        )
+
+
+def set_endpoints(
+    context: typer.Context,
+    port_base: PortBase = DEFAULT_PORT_BASE,
+    policy: Annotated[
+        str, typer.Option("--policy-address", envvar="TRIMTAB_POLICY_ADDRESS", help="host:port of the policy engine.")
+    ] = "",
+    collector: Annotated[
+        str, typer.Option("--collector-address", envvar="TRIMTAB_COLLECTOR_ADDRESS", help="host:port of the collector.")
+    ] = "",
+    prescheduler: Annotated[
+        str,
+        typer.Option(
+            "--prescheduler-address", envvar="TRIMTAB_PRESCHEDULER_ADDRESS", help="host:port of the pre-scheduler."
+        ),
+    ] = "",
+    actuator: Annotated[
+        str, typer.Option("--actuator-address", envvar="TRIMTAB_ACTUATOR_ADDRESS", help="host:port of the actuator.")
+    ] = "",
+    ca_file: Annotated[
+        Path | None,
+        typer.Option("--tls-ca-file", envvar="TRIMTAB_TLS_CA_FILE", help="PEM CA of the services; turns TLS on."),
+    ] = None,
+    cert_file: Annotated[
+        Path | None, typer.Option("--tls-cert-file", envvar="TRIMTAB_TLS_CERT_FILE", help="PEM certificate for mTLS.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--tls-key-file", envvar="TRIMTAB_TLS_KEY_FILE", help="PEM key of the certificate.")
+    ] = None,
+) -> None:
+    """Control plane for fleets of vLLM servers."""
+    local = Endpoints.local(port_base)
+    given = {
+        "policy": policy or local.policy,
+        "collector": collector or local.collector,
+        "prescheduler": prescheduler or local.prescheduler,
+        "actuator": actuator or local.actuator,
+    }
+    for name, address in given.items():
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise CommandError(f"--{name}-address: {error}") from None
+    tls = None if ca_file is None else ClientTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+    context.obj = Endpoints(**given, port_base=port_base, tls=tls)
+
+
+def endpoints_of(context: typer.Context) -> Endpoints:
+    """What the top-level callback found in flags and environment."""
+    endpoints = context.obj
+    if not isinstance(endpoints, Endpoints):
+        raise TypeError("the top-level callback sets the endpoints")
+    return endpoints
+
+
+class Services:
+    """Stubs of the four services over lazily opened channels."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = clients.channel(address, tls=self._endpoints.tls)
+        return self._channels[address]
+
+    @property
+    def policy(self) -> policy_pb2_grpc.PolicyServiceAsyncStub:
+        """The policy engine."""
+        return policy_pb2_grpc.PolicyServiceStub(self._channel(self._endpoints.policy))
+
+    @property
+    def collector(self) -> collector_pb2_grpc.CollectorServiceAsyncStub:
+        """The metrics collector."""
+        return collector_pb2_grpc.CollectorServiceStub(self._channel(self._endpoints.collector))
+
+    @property
+    def prescheduler(self) -> scheduler_pb2_grpc.PreSchedulerServiceAsyncStub:
+        """The pre-scheduler."""
+        return scheduler_pb2_grpc.PreSchedulerServiceStub(self._channel(self._endpoints.prescheduler))
+
+    @property
+    def actuator(self) -> actuator_pb2_grpc.ActuatorServiceAsyncStub:
+        """The actuator of the local cluster."""
+        return actuator_pb2_grpc.ActuatorServiceStub(self._channel(self._endpoints.actuator))
+
+    async def close(self) -> None:
+        """Closes what was opened."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+@asynccontextmanager
+async def open_services(endpoints: Endpoints) -> AsyncIterator[Services]:
+    """Stubs for the length of a block."""
+    services = Services(endpoints)
+    try:
+        yield services
+    finally:
+        await services.close()
+
+
+def call(endpoints: Endpoints, work: Callable[[Services], Awaitable[T]]) -> T:
+    """Runs one command's calls. Raises CommandError with one line for whatever goes wrong on the way."""
+
+    async def run() -> T:
+        async with open_services(endpoints) as services:
+            return await work(services)
+
+    try:
+        return asyncio.run(run())
+    except grpc.aio.AioRpcError as error:
+        raise CommandError(_explain(error)) from None
+    except (StartupError, SettingsError) as error:
+        raise CommandError(str(error)) from None
+
+
+def _explain(error: grpc.aio.AioRpcError) -> str:
+    if error.code() == grpc.StatusCode.UNAVAILABLE:
+        return f"no answer: {describe(error)}; is the stack up (`trimtab up`), and are the addresses right?"
+    return describe(error)

@@ -1,0 +1,56 @@
+"""The entry point: options that every command shares, and errors as one clear line with a non-zero exit."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+
+import typer
+
+from trimtab import __version__
+from trimtab.cli import decisions, demo, replay, resources, status, topology, up
+from trimtab.cli.connect import CommandError, set_endpoints
+from trimtab.cli.output import errors
+
+app = typer.Typer(
+    name="trimtab",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def version_command() -> None:
+    """Versions of Trimtab, Python and gRPC."""
+    print(f"trimtab {__version__} (Python {sys.version.split()[0]}, grpcio {metadata.version('grpcio')})")
+
+
+app.callback()(set_endpoints)
+app.command("up")(up.up_command)
+app.command("demo")(demo.demo_command)
+app.command("apply")(resources.apply_command)
+app.command("get")(resources.get_command)
+app.command("delete")(resources.delete_command)
+app.command("pause")(resources.pause_command)
+app.command("resume")(resources.resume_command)
+app.command("status")(status.status_command)
+app.command("decisions")(decisions.decisions_command)
+app.command("explain")(decisions.explain_command)
+app.command("topology")(topology.topology_command)
+app.command("replay")(replay.replay_command)
+app.command("version")(version_command)
+
+
+def main() -> None:
+    """Runs the command line; never shows a traceback for what the reader can mend."""
+    try:
+        app()
+    except CommandError as error:
+        errors.print(f"trimtab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

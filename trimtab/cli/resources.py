@@ -1,0 +1,219 @@
+"""`trimtab apply`, `get`, `delete`, `pause`, `resume`: the resources that users write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.table import Table
+
+from trimtab.api.policy.v1 import policy_pb2
+from trimtab.cli.connect import CommandError, Services, call, endpoints_of
+from trimtab.cli.output import MISSING, console, print_json
+from trimtab.config.resources import (
+    Pool,
+    Resource,
+    ResourceError,
+    ServicePolicy,
+    parse_document,
+    parse_pool,
+    parse_service_policy,
+    pool_to_proto,
+    service_policy_to_proto,
+    to_document,
+)
+from trimtab.config.yamlfile import YamlError, read_yaml_documents
+
+PAGE_SIZE = 500
+_KINDS = {
+    "servicepolicy": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
+    "servicepolicies": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
+    "service": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
+    "services": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
+    "pool": policy_pb2.RESOURCE_KIND_POOL,
+    "pools": policy_pb2.RESOURCE_KIND_POOL,
+}
+KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="servicepolicy or pool")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+
+
+def read_resources(paths: Sequence[Path]) -> list[Resource]:
+    """Every resource of files and folders (*.yaml, *.yml), ServicePolicies before Pools. Raises CommandError."""
+    resources: list[Resource] = []
+    for file in _files(paths):
+        try:
+            documents = read_yaml_documents(file)
+        except YamlError as error:
+            raise CommandError(str(error)) from None
+        for position, document in enumerate(documents, 1):
+            place = str(file) if len(documents) == 1 else f"{file} (document {position})"
+            try:
+                resources.append(parse_document(document))
+            except ResourceError as error:
+                raise CommandError(f"{place}: {error}") from None
+    if not resources:
+        raise CommandError(f"no resource in {', '.join(str(path) for path in paths)}")
+    return sorted(resources, key=lambda resource: isinstance(resource, Pool))
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            files += sorted(item for item in path.iterdir() if item.suffix in (".yaml", ".yml"))
+        else:
+            files.append(path)
+    return files
+
+
+async def apply_resources(
+    services: Services, resources: Sequence[Resource], *, validate_only: bool = False
+) -> list[tuple[Resource, bool]]:
+    """Applies in order; returns each as stored and whether it changed."""
+    applied: list[tuple[Resource, bool]] = []
+    for resource in resources:
+        if isinstance(resource, ServicePolicy):
+            policy_reply = await services.policy.ApplyServicePolicy(
+                policy_pb2.ApplyServicePolicyRequest(
+                    service_policy=service_policy_to_proto(resource), validate_only=validate_only
+                )
+            )
+            applied.append((parse_service_policy(policy_reply.service_policy), policy_reply.changed))
+        else:
+            pool_reply = await services.policy.ApplyPool(
+                policy_pb2.ApplyPoolRequest(pool=pool_to_proto(resource), validate_only=validate_only)
+            )
+            applied.append((parse_pool(pool_reply.pool), pool_reply.changed))
+    return applied
+
+
+def apply_command(
+    context: typer.Context,
+    files: Annotated[list[Path], typer.Option("-f", "--file", help="YAML file or folder; may be given again.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; nothing is stored.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Create or replace ServicePolicies and Pools."""
+    resources = read_resources(files)
+    applied = call(endpoints_of(context), lambda services: apply_resources(services, resources, validate_only=dry_run))
+    if as_json:
+        print_json([to_document(resource) | {"changed": changed} for resource, changed in applied])
+        return
+    for resource, changed in applied:
+        state = "would be applied" if dry_run else "applied" if changed else "unchanged"
+        console.print(f"{resource.kind}/{resource.name} {state}", highlight=False)
+
+
+def get_command(
+    context: typer.Context,
+    kind: KindArgument,
+    name: Annotated[str, typer.Argument(metavar="[NAME]")] = "",
+    as_json: JsonOption = False,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="As `apply -f` takes it.")] = False,
+) -> None:
+    """Show resources as they are stored."""
+    number = kind_number(kind)
+    resources = call(endpoints_of(context), lambda services: _fetch(services, number, name))
+    documents = [to_document(resource) for resource in resources]
+    if as_json:
+        print_json(documents[0] if name else documents)
+    elif as_yaml:
+        print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+    else:
+        console.print(_table(resources))
+
+
+def delete_command(context: typer.Context, kind: KindArgument, name: NameArgument) -> None:
+    """Delete a resource; its replicas stay as they are."""
+    number = kind_number(kind)
+
+    async def work(services: Services) -> None:
+        if number == policy_pb2.RESOURCE_KIND_POOL:
+            await services.policy.DeletePool(policy_pb2.DeletePoolRequest(name=name))
+        else:
+            await services.policy.DeleteServicePolicy(policy_pb2.DeleteServicePolicyRequest(name=name))
+
+    call(endpoints_of(context), work)
+    console.print(f"{name} deleted", highlight=False)
+
+
+def pause_command(
+    context: typer.Context,
+    kind: KindArgument,
+    name: NameArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Kept with the resource and shown in the status.")] = "",
+) -> None:
+    """Freeze a service or pool at its last desired state."""
+    request = policy_pb2.PauseRequest(kind=kind_number(kind), name=name, reason=reason)
+    call(endpoints_of(context), lambda services: services.policy.Pause(request))
+    console.print(f"{name} paused", highlight=False)
+
+
+def resume_command(context: typer.Context, kind: KindArgument, name: NameArgument) -> None:
+    """Let the engine act again."""
+    request = policy_pb2.ResumeRequest(kind=kind_number(kind), name=name)
+    call(endpoints_of(context), lambda services: services.policy.Resume(request))
+    console.print(f"{name} resumed", highlight=False)
+
+
+def kind_number(kind: str) -> policy_pb2.ResourceKind.ValueType:
+    """A kind as people write it → protobuf. Raises CommandError."""
+    try:
+        return _KINDS[kind.lower()]
+    except KeyError:
+        raise CommandError(f"unknown kind {kind!r}: servicepolicy or pool") from None
+
+
+async def _fetch(services: Services, kind: policy_pb2.ResourceKind.ValueType, name: str) -> list[Resource]:
+    if kind == policy_pb2.RESOURCE_KIND_POOL:
+        if name:
+            return [parse_pool((await services.policy.GetPool(policy_pb2.GetPoolRequest(name=name))).pool)]
+        pools: list[Resource] = []
+        token = ""
+        while True:
+            page = await services.policy.ListPools(policy_pb2.ListPoolsRequest(page_size=PAGE_SIZE, page_token=token))
+            pools += [parse_pool(pool) for pool in page.pools]
+            token = page.next_page_token
+            if not token:
+                return pools
+    if name:
+        reply = await services.policy.GetServicePolicy(policy_pb2.GetServicePolicyRequest(name=name))
+        return [parse_service_policy(reply.service_policy)]
+    policies: list[Resource] = []
+    token = ""
+    while True:
+        listing = await services.policy.ListServicePolicies(
+            policy_pb2.ListServicePoliciesRequest(page_size=PAGE_SIZE, page_token=token)
+        )
+        policies += [parse_service_policy(policy) for policy in listing.service_policies]
+        token = listing.next_page_token
+        if not token:
+            return policies
+
+
+def _table(resources: Sequence[Resource]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("kind", "name", "what", "revision", "paused"):
+        table.add_column(title)
+    for resource in resources:
+        metadata = resource.metadata
+        table.add_row(
+            resource.kind,
+            resource.name,
+            _summary(resource),
+            str(metadata.revision),
+            "yes" if metadata.paused else MISSING,
+        )
+    return table
+
+
+def _summary(resource: Resource) -> str:
+    if isinstance(resource, Pool):
+        members = ", ".join(member.service for member in resource.spec.members)
+        return f"{resource.spec.budget_gpus} GPUs of {resource.spec.cluster}: {members}"
+    roles: list[Any] = [f"{spec.role} {spec.min_replicas}–{spec.max_replicas}" for spec in resource.spec.roles]
+    return f"{resource.spec.model}: {', '.join(roles)}"

@@ -1,0 +1,241 @@
+"""`trimtab status` and the live view: services with Z and TPS, replicas by state, the pool's GPUs, decisions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import grpc
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.policy.v1 import decision_pb2, policy_pb2
+from trimtab.cli.connect import CommandError, Endpoints, Services, call, endpoints_of, open_services
+from trimtab.cli.output import MISSING, console, measurement_text, message_dict, print_json, short_name, time_text
+from trimtab.rpc.errors import describe
+
+REFRESH_S = 0.5
+LAST_DECISIONS = 8
+_REGION_STYLES = {
+    policy_pb2.REGION_CRITICAL: "bold red",
+    policy_pb2.REGION_NOMINAL: "green",
+    policy_pb2.REGION_SURPLUS: "cyan",
+}
+_OUTCOME_STYLES = {
+    decision_pb2.OUTCOME_STATE_SUCCEEDED: "green",
+    decision_pb2.OUTCOME_STATE_PENDING: "yellow",
+    decision_pb2.OUTCOME_STATE_FAILED: "red",
+    decision_pb2.OUTCOME_STATE_ROLLED_BACK: "red",
+    decision_pb2.OUTCOME_STATE_DENIED: "red",
+}
+# A colour per service, so that the GPU map and the table speak of the same thing.
+_SERVICE_COLOURS = ("blue", "magenta", "yellow", "cyan", "green", "red")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a replay is."""
+
+    label: str
+    elapsed_s: float
+    total_s: float
+    sent: int
+    finished: int
+    lost: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """What one refresh of the view shows; a part that could not be read is None and `error` says why."""
+
+    status: policy_pb2.GetStatusResponse | None
+    decisions: Sequence[decision_pb2.Decision]
+    error: str = ""
+
+
+async def fetch_picture(services: Services) -> Picture:
+    """Reads status and the newest decisions; never raises for a service that does not answer."""
+    try:
+        status = await services.policy.GetStatus(policy_pb2.GetStatusRequest(), timeout=2.0)
+        listing = await services.policy.ListDecisions(
+            policy_pb2.ListDecisionsRequest(page_size=LAST_DECISIONS), timeout=2.0
+        )
+    except grpc.aio.AioRpcError as error:
+        return Picture(status=None, decisions=(), error=f"policy engine: {describe(error)}")
+    return Picture(status=status, decisions=listing.decisions)
+
+
+def render(picture: Picture, *, progress: Progress | None = None, events: Sequence[str] = ()) -> RenderableType:
+    """The whole view."""
+    parts: list[RenderableType] = []
+    if progress is not None:
+        parts.append(_progress(progress))
+    if picture.status is None:
+        parts.append(Panel(Text(picture.error, style="red"), title="no status", border_style="red"))
+    else:
+        colours = service_colours(picture.status)
+        parts.append(Panel(_services(picture.status, colours), title="services", title_align="left"))
+        if picture.status.pools:
+            parts.append(Panel(_pools(picture.status, colours), title="pools", title_align="left"))
+        unreachable = [cluster for cluster in picture.status.clusters if not cluster.reachable]
+        if unreachable:
+            text = "; ".join(f"{cluster.cluster}: {cluster.detail or 'no answer'}" for cluster in unreachable)
+            parts.append(Text(f"unreachable clusters: {text}", style="bold red"))
+        parts.append(Panel(decision_table(picture.decisions), title="decisions", title_align="left"))
+    if events:
+        parts.append(Panel(Text("\n".join(events)), title="processes", title_align="left", border_style="yellow"))
+    return Group(*parts)
+
+
+def service_colours(status: policy_pb2.GetStatusResponse) -> dict[str, str]:
+    """A colour for each service, stable while the set of services is."""
+    names = sorted(service.service for service in status.services)
+    return {name: _SERVICE_COLOURS[position % len(_SERVICE_COLOURS)] for position, name in enumerate(names)}
+
+
+def _progress(progress: Progress) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(
+        Text(progress.label, style="bold"),
+        ProgressBar(total=progress.total_s, completed=min(progress.elapsed_s, progress.total_s), width=40),
+        f"{progress.elapsed_s:.0f} of {progress.total_s:.0f} s",
+        f"sent {progress.sent}  finished {progress.finished}",
+        Text(f"lost {progress.lost}", style="bold red" if progress.lost else "green"),
+    )
+    return grid
+
+
+def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, expand=True)
+    table.add_column("service")
+    table.add_column("role")
+    for title in ("Z", "decode tok/s", "prefill tok/s", "running", "waiting", "held", "TTFT p95", "TPOT p95"):
+        table.add_column(title, justify="right")
+    table.add_column("replicas")
+    table.add_column("holding", ratio=1)
+    for service in status.services:
+        for position, role in enumerate(service.roles):
+            first = position == 0
+            table.add_row(
+                Text(service.service, style=colours[service.service]) if first else "",
+                short_name(types_pb2.Role.Name(role.role), "ROLE_"),
+                _z_text(service) if first else "",
+                measurement_text(role.decode_tps, digits=0),
+                measurement_text(role.prefill_tps, digits=0),
+                measurement_text(role.running),
+                measurement_text(role.waiting),
+                measurement_text(service.held, digits=0) if first else "",
+                measurement_text(role.ttft_p95_s, digits=2, unit=" s"),
+                measurement_text(role.tpot_p95_s, digits=3, unit=" s"),
+                _replicas_text(role),
+                Text("paused" if service.paused else service.holding, style="yellow") if first else "",
+            )
+    return table
+
+
+def _z_text(service: policy_pb2.ServiceStatus) -> Text:
+    if not service.HasField("z"):
+        return Text(MISSING)
+    return Text(f"{service.z:.2f}", style=_REGION_STYLES.get(service.region, ""))
+
+
+def _replicas_text(role: policy_pb2.RoleStatus) -> str:
+    states = ", ".join(
+        f"{count} {short_name(name, 'LIFE_CYCLE_')}" for name, count in sorted(role.replicas.items()) if count
+    )
+    return f"{role.routable}/{role.desired} routable" + (f" ({states})" if states else "")
+
+
+def _pools(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> RenderableType:
+    rows: list[RenderableType] = []
+    for pool in status.pools:
+        line = Text()
+        line.append(f"{pool.pool}  ", style="bold")
+        line.append(f"{pool.awake_gpus} of {pool.budget_gpus} GPUs awake")
+        if pool.operation_id:
+            line.append(f"  transition {pool.operation_id}", style="yellow")
+        if pool.paused or pool.holding:
+            line.append(f"  {'paused' if pool.paused else pool.holding}", style="yellow")
+        rows.append(line)
+        by_node: dict[str, Text] = {}
+        for gpu in pool.gpus:
+            cells = by_node.setdefault(gpu.node, Text(f"  {gpu.node}  "))
+            style = f"reverse {colours.get(gpu.service, 'white')}" if gpu.service else "dim"
+            cells.append(f" {gpu.index}:{gpu.service or 'idle'} ", style=style)
+            cells.append(" ")
+        rows.extend(by_node[node] for node in sorted(by_node))
+    return Group(*rows)
+
+
+def decision_table(decisions: Sequence[decision_pb2.Decision]) -> Table:
+    """Newest first: when, what, why and what came of it."""
+    table = Table(box=None, pad_edge=False, expand=True)
+    table.add_column("time", no_wrap=True)
+    table.add_column("decision", no_wrap=True)
+    table.add_column("subject", no_wrap=True)
+    table.add_column("rule", no_wrap=True)
+    table.add_column("reason", ratio=1)
+    table.add_column("outcome", no_wrap=True)
+    for decision in decisions:
+        state = decision.outcome.state
+        table.add_row(
+            time_text(decision.decide_time),
+            decision.decision_id,
+            decision.subject,
+            short_name(decision_pb2.Rule.Name(decision.rule), "RULE_"),
+            decision.reason,
+            Text(
+                short_name(decision_pb2.OutcomeState.Name(state), "OUTCOME_STATE_"),
+                style=_OUTCOME_STYLES.get(state, "dim"),
+            ),
+        )
+    return table
+
+
+async def run_live(
+    services: Services,
+    *,
+    until: asyncio.Event,
+    progress: Callable[[], Progress | None] = lambda: None,
+    events: Callable[[], Sequence[str]] = lambda: (),
+) -> None:
+    """Redraws until the event is set."""
+    with Live(console=console, refresh_per_second=4, screen=False, transient=False) as live:
+        while not until.is_set():
+            live.update(render(await fetch_picture(services), progress=progress(), events=events()))
+            try:
+                await asyncio.wait_for(until.wait(), REFRESH_S)
+            except TimeoutError:
+                continue
+
+
+def status_command(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Services with Z and TPS, replicas by state, the pools' GPUs, the last decisions."""
+    endpoints = endpoints_of(context)
+    if watch:
+        asyncio.run(_watch(endpoints))
+        return
+    picture = call(endpoints, fetch_picture)
+    if picture.status is None:
+        raise CommandError(picture.error)
+    if as_json:
+        print_json(message_dict(picture.status) | {"decisions": [message_dict(item) for item in picture.decisions]})
+    else:
+        console.print(render(picture))
+
+
+async def _watch(endpoints: Endpoints) -> None:
+    async with open_services(endpoints) as services:
+        await run_live(services, until=asyncio.Event())

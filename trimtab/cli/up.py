@@ -1,0 +1,185 @@
+"""`trimtab up`: the whole of Trimtab on one machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import typer
+
+from simulator.scenarios import scenario_folder
+from trimtab.cli.addresses import MAX_PORT_BASE, LocalAddresses
+from trimtab.cli.connect import CommandError, Endpoints, Services, endpoints_of, open_services
+from trimtab.cli.local import READY_TIMEOUT_S, LocalStack, check_ports, prepare_state_folder
+from trimtab.cli.output import console
+from trimtab.cli.resources import apply_resources, read_resources
+from trimtab.cli.status import Progress, run_live
+from trimtab.cli.supervisor import ChildError, Supervisor
+from trimtab.config.resources import Resource
+from trimtab.rpc.errors import describe
+
+APPLY_TIMEOUT_S = 30.0
+DEFAULT_STATE_FOLDER = Path(".trimtab")
+_LAST_EVENTS = 5
+
+PortBaseOption = Annotated[
+    int | None,
+    typer.Option("--port-base", envvar="TRIMTAB_PORT_BASE", min=1, max=MAX_PORT_BASE, help="Moves every port."),
+]
+StateFolderOption = Annotated[
+    Path, typer.Option("--state-dir", help="Store, fleet state and logs; two stacks need two folders.")
+]
+
+
+class RunningStack:
+    """A stack that is up: its services, and what its supervisor has to say."""
+
+    def __init__(self, stack: LocalStack, supervisor: Supervisor, services: Services, events: deque[str]) -> None:
+        self.stack = stack
+        self.supervisor = supervisor
+        self.services = services
+        self.events = events
+
+
+@asynccontextmanager
+async def running(stack: LocalStack, *, stop: asyncio.Event | None = None) -> AsyncIterator[RunningStack]:
+    """Starts every process of a stack and ends them all at the end of the block. Raises CommandError."""
+    lock = prepare_state_folder(stack.state_folder)
+    try:
+        check_ports(stack.addresses)
+        events: deque[str] = deque(maxlen=_LAST_EVENTS)
+        supervisor = Supervisor(
+            stack.log_folder, on_event=lambda text: events.append(f"{time.strftime('%H:%M:%S')} {text}")
+        )
+        endpoints = Endpoints.local(stack.addresses.port_base)
+        try:
+            await _until(stop, _start(stack, supervisor))
+            async with open_services(endpoints) as services:
+                yield RunningStack(stack, supervisor, services, events)
+        except ChildError as error:
+            raise CommandError(str(error)) from None
+        finally:
+            await supervisor.stop()
+    finally:
+        os.close(lock)
+
+
+async def _start(stack: LocalStack, supervisor: Supervisor) -> None:
+    await supervisor.start([stack.store()], timeout_s=READY_TIMEOUT_S)
+    if stack.targets is None:
+        await supervisor.start([stack.fleet()], timeout_s=READY_TIMEOUT_S)
+    await supervisor.start(stack.services(), timeout_s=READY_TIMEOUT_S)
+
+
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM came."""
+
+
+async def _until(stop: asyncio.Event | None, work: Coroutine[None, None, None]) -> None:
+    """Runs `work`; raises Stopped when the event comes first."""
+    if stop is None:
+        await work
+        return
+    task = asyncio.ensure_future(work)
+    waiter = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Stopped
+        task.result()
+    finally:
+        for item in (task, waiter):
+            item.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await item
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGINT and SIGTERM set."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def apply_when_up(services: Services, resources: Sequence[Resource]) -> None:
+    """Applies resources to an engine that may have no leader yet. Raises CommandError."""
+    deadline = time.monotonic() + APPLY_TIMEOUT_S
+    while True:
+        try:
+            await apply_resources(services, resources)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                raise CommandError(describe(error)) from None
+            await asyncio.sleep(0.3)
+        else:
+            return
+
+
+def up_command(
+    context: typer.Context,
+    resources: Annotated[
+        list[Path] | None, typer.Option("-f", "--file", help="Resources to apply; default: the demo's.")
+    ] = None,
+    targets: Annotated[
+        Path | None,
+        typer.Option("--targets", help="file_sd document of real vLLM servers, instead of a simulated fleet."),
+    ] = None,
+    topology: Annotated[Path | None, typer.Option("--topology", help="Nodes of the simulated fleet.")] = None,
+    port_base: PortBaseOption = None,
+    state_folder: StateFolderOption = DEFAULT_STATE_FOLDER,
+    bring_up_scale: Annotated[
+        float,
+        typer.Option("--bring-up-scale", min=0.0, max=1.0, help="Part of the measured start-up and first-sleep times."),
+    ] = 0.1,
+    headless: Annotated[bool, typer.Option("--headless", help="No live view.")] = False,
+) -> None:
+    """Start everything on this machine: the store, the four services, a gateway and a simulated fleet."""
+    base = endpoints_of(context).port_base if port_base is None else port_base
+    stack = LocalStack(
+        addresses=LocalAddresses(port_base=base),
+        state_folder=state_folder,
+        topology=topology or scenario_folder("demo") / "topology.yaml",
+        targets=targets,
+        bring_up_scale=bring_up_scale,
+    )
+    for path in (topology, targets):
+        if path is not None and not path.is_file():
+            raise CommandError(f"{path}: no such file")
+    paths = resources or ([] if targets is not None else [scenario_folder("demo") / "resources"])
+    parsed = read_resources(paths) if paths else []
+    asyncio.run(_up(stack, parsed, headless=headless))
+
+
+async def _up(stack: LocalStack, resources: Sequence[Resource], *, headless: bool) -> None:
+    stop = stop_on_signals()
+    console.print(f"starting; logs in {stack.log_folder}", highlight=False)
+    try:
+        async with running(stack, stop=stop) as up:
+            if resources:
+                await apply_when_up(up.services, resources)
+            console.print(
+                f"up: requests to {stack.addresses.url('gateway')}/v1, policy engine at "
+                f"{stack.addresses.address('policy')}; Ctrl-C stops everything",
+                highlight=False,
+            )
+            if headless or not console.is_terminal:
+                await stop.wait()
+            else:
+                await run_live(up.services, until=stop, progress=_no_progress, events=lambda: list(up.events))
+    except Stopped:
+        pass
+    console.print("stopped", highlight=False)
+
+
+def _no_progress() -> Progress | None:
+    return None
