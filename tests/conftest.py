@@ -3,7 +3,7 @@
 The store is the best that can be had, so that the same tests run on a real Redis and on the embedded Valkey. In this
 order: ``TRIMTAB_TEST_REDIS_URL`` (a database that is empty, or was used by these tests before), a Redis container
 when a Docker engine answers, a ``redis-server`` binary, the embedded store. ``TRIMTAB_TEST_STORE`` = ``url``,
-``docker``, ``binary`` or ``embedded`` insists on one of them.
+``docker``, ``redis-server`` or ``embedded`` insists on one of them.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ def store_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             if url is not None:
                 yield url
                 return
-    if wanted in ("", "binary"):
+    if wanted in ("", "redis-server"):
         with _binary_store(tmp_path_factory.mktemp("redis")) as url:
             if url is not None:
                 yield url
