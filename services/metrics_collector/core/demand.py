@@ -1,0 +1,109 @@
+"""Demand at the front door: what gateways say has arrived, and what they hold for want of a routable replica.
+
+A report covers the ``interval_s`` before it. The arrivals of a window are the reports' shares that lie inside it, over
+the time that they cover; what is held is each gateway's last word. A gateway that has been silent for
+``expiry_s`` is left out; when the last one of a service is, the service's demand is missing, not zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from metrics_collector.core.partials import set_window
+from metrics_collector.core.windows import Window
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.api.common.v1 import types_pb2
+
+# A service of which no gateway has spoken for so long is forgotten.
+FORGET_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemandReport:
+    """One gateway's words about one service. Counts are of the ``interval_s`` before ``at_s``."""
+
+    at_s: float
+    interval_s: float
+    arrivals: int
+    prompt_tokens: int
+    requested_output_tokens: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class DemandBoard:
+    """Recent reports: service → gateway → reports, oldest first. Immutable; ``report`` gives the next one."""
+
+    services: Mapping[str, Mapping[str, tuple[DemandReport, ...]]] = field(default_factory=dict)
+
+
+def report(board: DemandBoard, gateway: str, demands: Mapping[str, DemandReport], *, keep_s: float) -> DemandBoard:
+    """``board`` with one report of ``gateway`` for each service in ``demands``.
+
+    A report that ends before the gateway's last one is dropped: it was overtaken on the way.
+    """
+    services = dict(board.services)
+    for service, latest in demands.items():
+        gateways = dict(services.get(service, {}))
+        earlier = gateways.get(gateway, ())
+        if earlier and latest.at_s < earlier[-1].at_s:
+            continue
+        gateways[gateway] = (*(item for item in earlier if item.at_s > latest.at_s - keep_s), latest)
+        services[service] = gateways
+    return DemandBoard(services)
+
+
+def forget(board: DemandBoard, *, now_s: float, forget_s: float = FORGET_S) -> DemandBoard:
+    """``board`` without gateways, and services, that have been silent for ``forget_s``."""
+    services: dict[str, Mapping[str, tuple[DemandReport, ...]]] = {}
+    for service, gateways in board.services.items():
+        kept = {gateway: reports for gateway, reports in gateways.items() if reports[-1].at_s > now_s - forget_s}
+        if kept:
+            services[service] = kept
+    return DemandBoard(services)
+
+
+def front_door_partials(board: DemandBoard, window: Window, *, collector: str, expiry_s: float) -> list[pb.RolePartial]:
+    """One partial per service known, with role unspecified; gateways stand where replicas stand elsewhere."""
+    partials: list[pb.RolePartial] = []
+    for service in sorted(board.services):
+        gateways = board.services[service]
+        heard = {name: gateways[name] for name in sorted(gateways) if gateways[name][-1].at_s > window.end_s - expiry_s}
+        partial = pb.RolePartial(
+            collector=collector,
+            service=service,
+            role=types_pb2.ROLE_UNSPECIFIED,
+            reported_replicas=list(heard),
+            # Gateways come and go under new names; a silent one is missed only when nobody else speaks.
+            missing_replicas=[] if heard else sorted(gateways),
+        )
+        set_window(partial, window)
+        _add_rates(partial, list(heard.values()), window)
+        held = [float(reports[-1].held) for reports in heard.values()]
+        partial.signals.add(
+            signal=pb.SIGNAL_HELD, sum=sum(held), maximum=max(held) if held else None, reported=len(held)
+        )
+        partials.append(partial)
+    return partials
+
+
+def _add_rates(partial: pb.RolePartial, gateways: Sequence[tuple[DemandReport, ...]], window: Window) -> None:
+    sums = [0.0, 0.0, 0.0]
+    reported = 0
+    for reports in gateways:
+        counted = [0.0, 0.0, 0.0]
+        covered_s = 0.0
+        for item in reports:
+            inside_s = min(item.at_s, window.end_s) - max(item.at_s - item.interval_s, window.start_s)
+            if inside_s <= 0:
+                continue
+            covered_s += inside_s
+            share = inside_s / item.interval_s
+            for index, total in enumerate((item.arrivals, item.prompt_tokens, item.requested_output_tokens)):
+                counted[index] += total * share
+        if covered_s > 0:
+            reported += 1
+            for index, count in enumerate(counted):
+                sums[index] += count / covered_s
+    signals = (pb.SIGNAL_ARRIVAL_RPS, pb.SIGNAL_ARRIVAL_PROMPT_TPS, pb.SIGNAL_ARRIVAL_OUTPUT_TPS)
+    for signal, total in zip(signals, sums, strict=True):
+        partial.signals.add(signal=signal, sum=total, reported=reported)
