@@ -23,7 +23,7 @@ from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore
 
 _MARKER = "trimtab-tests:marker"
-_REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:7-alpine")
+_REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:8.0")
 
 
 def _free_port() -> int:

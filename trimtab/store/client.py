@@ -108,27 +108,34 @@ class Store:
         order. Raises ``StoreUnavailable`` when the time is over or ``stopping`` is set meanwhile.
         """
         store = cls(url)
+        try:
+            await store.wait_until_up(wait_s=wait_s, stopping=stopping)
+        except StoreUnavailable:
+            await store.close()
+            raise
+        return store
+
+    async def wait_until_up(self, *, wait_s: float | None = None, stopping: asyncio.Event | None = None) -> None:
+        """The waiting of ``connect``, for a service that starts to serve before its store is there."""
         loop = asyncio.get_running_loop()
         give_up = None if wait_s is None else loop.time() + wait_s
         backoff_s = _FIRST_BACKOFF_S
         told = False
         while True:
             try:
-                await store.ping()
+                await self.ping()
             except StoreUnavailable as error:
                 if give_up is not None and loop.time() + backoff_s > give_up:
-                    await store.close()
-                    raise StoreUnavailable(f"{store.shown_url}: {error}") from error
+                    raise StoreUnavailable(f"{self.shown_url}: {error}") from error
                 if not told:
-                    log.warning("waiting for the store", store=store.shown_url, error=str(error))
+                    log.warning("waiting for the store", store=self.shown_url, error=str(error))
                     told = True
             else:
                 if told:
-                    log.info("the store answers", store=store.shown_url)
-                return store
+                    log.info("the store answers", store=self.shown_url)
+                return
             if await stopped_within(stopping, backoff_s * random.uniform(0.5, 1.0)):
-                await store.close()
-                raise StoreUnavailable(f"{store.shown_url}: stopped while waiting for it")
+                raise StoreUnavailable(f"{self.shown_url}: stopped while waiting for it")
             backoff_s = min(_MAX_BACKOFF_S, backoff_s * 2)
 
     async def ping(self) -> None:
