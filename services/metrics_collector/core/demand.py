@@ -105,5 +105,5 @@ def _add_rates(partial: pb.RolePartial, gateways: Sequence[tuple[DemandReport, .
             for index, count in enumerate(counted):
                 sums[index] += count / covered_s
     signals = (pb.SIGNAL_ARRIVAL_RPS, pb.SIGNAL_ARRIVAL_PROMPT_TPS, pb.SIGNAL_ARRIVAL_OUTPUT_TPS)
-    for signal, total in zip(signals, sums, strict=True):
-        partial.signals.add(signal=signal, sum=total, reported=reported)
+    for signal, rate in zip(signals, sums, strict=True):
+        partial.signals.add(signal=signal, sum=rate, reported=reported)
