@@ -1,0 +1,1 @@
+"""Pure placement: tree, capacity, candidates, scale-in. No I/O, no clock, no randomness."""
