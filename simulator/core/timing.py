@@ -1,0 +1,89 @@
+"""How long one engine iteration takes, from what is in its batch.
+
+The model is a roofline on the linear layers plus the work that depends on context:
+
+    t = host + max(weights, linear + per_token · (prefill tokens + decode sequences))
+             + per_seq · decode sequences + kv · KV tokens read + attention · Σ chunk · (context + chunk / 2)
+
+`weights` is the floor that streaming the weights costs, whatever the batch; below it, more tokens are free. Reading
+the KV cache and prefill attention come on top, since they use the same memory and cores after the linear layers.
+Limits: no overlap of host work with the GPU beyond what `host` was fitted to, no expert activation curve (MoE).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What one iteration computes: tokens, sequences and the context they attend to."""
+
+    prefill_tokens: int
+    decode_seqs: int
+    kv_tokens: int
+    """KV entries the decoding sequences read."""
+    attention_pairs: float
+    """Query-key pairs of prefill chunks: Σ chunk · (context before it + chunk / 2)."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the batch; every decoding sequence adds one."""
+        return self.prefill_tokens + self.decode_seqs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IterationModel:
+    """Coefficients of the iteration time, in seconds and seconds per unit; all non-negative."""
+
+    host_s: float
+    weights_s: float
+    linear_s: float
+    token_s: float
+    seq_s: float
+    kv_token_s: float
+    attention_pair_s: float
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{field.name} must be a finite number >= 0, not {value!r}")
+        if self.host_s + self.weights_s <= 0:
+            raise ValueError("host_s + weights_s must be positive: an iteration cannot take no time")
+
+    def iteration_s(self, work: BatchWork) -> float:
+        """Seconds that one iteration with this work takes."""
+        linear_s = self.linear_s + self.token_s * (work.prefill_tokens + work.decode_seqs)
+        if linear_s < self.weights_s:
+            linear_s = self.weights_s
+        return (
+            self.host_s
+            + linear_s
+            + self.seq_s * work.decode_seqs
+            + self.kv_token_s * work.kv_tokens
+            + self.attention_pair_s * work.attention_pairs
+        )
+
+    def faster(self, factor: float) -> IterationModel:
+        """The same engine with every iteration `factor` times shorter."""
+        if factor <= 0:
+            raise ValueError(f"factor must be positive, not {factor!r}")
+        return IterationModel(**{f.name: getattr(self, f.name) / factor for f in dataclasses.fields(self)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KvLink:
+    """The link that carries KV blocks from a prefill to a decode server."""
+
+    latency_s: float
+    bytes_per_s: float
+    kv_bytes_per_token: float
+
+    def transfer_s(self, tokens: int) -> float:
+        """Seconds until the KV of `tokens` has arrived."""
+        return self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
+
+    def faster(self, factor: float) -> KvLink:
+        """The same link with every transfer `factor` times shorter."""
+        return KvLink(self.latency_s / factor, self.bytes_per_s * factor, self.kv_bytes_per_token)

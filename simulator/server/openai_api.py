@@ -1,0 +1,367 @@
+"""vLLM's OpenAI-shaped requests, parsed at the edge, and the bodies that answer them.
+
+What does not parse comes back as vLLM's error body with its status. Unknown fields are accepted and ignored, as vLLM
+does. Limits: no logprobs, no tools, no images, no beam search; `n` and batches of prompts are served one sequence
+each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from simulator.core.tokens import Prompt, count_tokens, token_ids
+
+VERSION = "0.32.0"
+SYSTEM_FINGERPRINT = f"vllm-{VERSION}-simulated"
+_MAX_SEQUENCES = 128
+
+
+class ApiError(Exception):
+    """An answer of vLLM's error shape."""
+
+    def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> str:
+        """The JSON body."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return json.dumps({"error": error}, separators=(",", ":"))
+
+
+def validation_error(error: pydantic.ValidationError, where: str) -> ApiError:
+    """What FastAPI's validation answers in vLLM: every violation as a Python mapping on a line of its own."""
+    violations = error.errors(include_url=False)
+    lines = []
+    for violation in violations:
+        loc = ".".join([where, *(str(part) for part in violation["loc"])])
+        shown: dict[str, object] = {"type": violation["type"], "loc": loc, "msg": violation["msg"]}
+        shown["input"] = violation["input"] if isinstance(violation["input"], str | int | float) else "..."
+        if "ctx" in violation:
+            shown["ctx"] = {key: value for key, value in violation["ctx"].items() if key != "error"}
+        lines.append(f"  {shown}")
+    first = ".".join([where, *(str(part) for part in violations[0]["loc"])])
+    plural = "" if len(lines) == 1 else "s"
+    return ApiError(400, f"{len(lines)} validation error{plural}:\n" + "\n".join(lines), "Bad Request", first)
+
+
+class StreamOptions(pydantic.BaseModel):
+    """`stream_options`."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class KvTransferParams(pydantic.BaseModel):
+    """`kv_transfer_params` of vLLM's NIXL connector, which a prefill server returns and a decode server takes."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str | None = None
+    remote_request_id: str | None = None
+    remote_block_ids: list[int] | list[list[int]] | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+    tp_size: int | None = None
+
+
+class _Body(pydantic.BaseModel):
+    model: str | None = None
+    max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
+    min_tokens: Annotated[int, pydantic.Field(ge=0)] = 0
+    ignore_eos: bool = False
+    n: Annotated[int, pydantic.Field(ge=1, le=_MAX_SEQUENCES)] = 1
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool = False
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    kv_transfer_params: KvTransferParams | None = None
+
+
+_TokenIds = Annotated[list[Annotated[int, pydantic.Field(ge=0, lt=2**62)]], pydantic.Field(min_length=1)]
+
+
+class CompletionBody(_Body):
+    """Body of `/v1/completions`."""
+
+    prompt: (
+        Annotated[str, pydantic.Field(min_length=1)]
+        | _TokenIds
+        | Annotated[list[str], pydantic.Field(min_length=1, max_length=_MAX_SEQUENCES)]
+        | Annotated[list[_TokenIds], pydantic.Field(min_length=1, max_length=_MAX_SEQUENCES)]
+    )
+
+
+class _TextPart(pydantic.BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(pydantic.BaseModel):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[_TextPart] | None = None
+
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatBody(_Body):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], pydantic.Field(min_length=1)]
+    max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """One parsed request: what to generate and how to answer."""
+
+    chat: bool
+    model: str | None
+    prompts: tuple[Prompt, ...]
+    n: int
+    max_tokens: int | None
+    """None: up to the model's length, or where the model ends its answer."""
+    min_tokens: int
+    may_end: bool
+    stop: tuple[str, ...]
+    include_stop: bool
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    kv_transfer: KvTransferParams | None
+
+
+def render_chat(body: ChatBody) -> str:
+    """The chat template: `role: content` lines and the assistant's turn; a continued message stays open.
+
+    Sending the text so far as a final assistant message with `continue_final_message` therefore gives the very
+    string that the first server's answer had led to.
+    """
+    if body.continue_final_message and body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            "BadRequestError",
+        )
+    *before, last = body.messages
+    lines = [f"{message.role}: {message.text()}\n" for message in before]
+    if body.continue_final_message:
+        return "".join(lines) + f"{last.role}:" + last.text()
+    ending = "assistant:" if body.add_generation_prompt else ""
+    return "".join(lines) + f"{last.role}: {last.text()}\n" + ending
+
+
+def parse_call(raw: bytes, *, chat: bool) -> Call:
+    """Parse a body; raises ApiError for what vLLM would refuse."""
+    body: CompletionBody | ChatBody
+    try:
+        body = ChatBody.model_validate_json(raw) if chat else CompletionBody.model_validate_json(raw)
+    except pydantic.ValidationError as error:
+        raise validation_error(error, "body") from error
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    max_tokens = body.max_tokens
+    if isinstance(body, ChatBody):
+        prompts: tuple[Prompt, ...] = (render_chat(body),)
+        max_tokens = body.max_completion_tokens or max_tokens
+    else:
+        prompts = _prompts(body.prompt)
+        max_tokens = 16 if max_tokens is None else max_tokens
+    if max_tokens is not None and body.min_tokens > max_tokens:
+        message = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body.min_tokens}."
+        raise ApiError(400, message, "BadRequestError", "min_tokens")
+    return Call(
+        chat=chat,
+        model=body.model,
+        prompts=prompts,
+        n=body.n,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        may_end=max_tokens is None and not body.ignore_eos,
+        stop=tuple(s for s in stop if s),
+        include_stop=body.include_stop_str_in_output,
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+        kv_transfer=body.kv_transfer_params,
+    )
+
+
+class _TokenizeBody(pydantic.BaseModel):
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+
+
+def parse_tokenize(raw: bytes) -> list[int]:
+    """Token ids of a `/tokenize` body; raises ApiError when it has neither prompt nor messages."""
+    try:
+        body = _TokenizeBody.model_validate_json(raw)
+        if body.prompt is None:
+            body = _TokenizeBody(prompt=render_chat(ChatBody(messages=body.messages or [])))
+    except pydantic.ValidationError as error:
+        raise validation_error(error, "body") from error
+    return token_ids(body.prompt or "")
+
+
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt[0], int):
+        return (tuple(token for token in prompt if isinstance(token, int)),)
+    prompts = tuple(p if isinstance(p, str) else tuple(p) for p in prompt if not isinstance(p, int))
+    if not all(prompts):
+        raise ApiError(400, "Either prompt or prompt_embeds must be provided and non-empty.", "BadRequestError")
+    return prompts
+
+
+def output_limit(call: Call, prompt: Prompt, max_model_len: int) -> int:
+    """Tokens the answer may have; raises ApiError when prompt and answer do not fit into the model."""
+    prompt_tokens = count_tokens(prompt)
+    room = max_model_len - prompt_tokens
+    if room < 1:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens. However, your request has "
+            f"{prompt_tokens} input tokens. Please reduce the length of the input messages."
+        )
+        raise ApiError(400, message, "BadRequestError", "input_tokens")
+    if call.max_tokens is None:
+        return room
+    if call.max_tokens > room:
+        message = (
+            f"'max_tokens' or 'max_completion_tokens' is too large: {call.max_tokens}. This model's maximum context "
+            f"length is {max_model_len} tokens and your request has {prompt_tokens} input tokens "
+            f"({call.max_tokens} > {max_model_len} - {prompt_tokens})."
+        )
+        raise ApiError(400, message, "BadRequestError", "max_tokens")
+    return call.max_tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished sequence of an answer."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    prompt: Prompt
+    finish_reason: str
+    stop_reason: str | None
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """The `usage` of a streamed answer."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+    }
+
+
+def answer_body(
+    call: Call,
+    answer_id: str,
+    created_s: int,
+    model: str,
+    choices: Sequence[Choice],
+    *,
+    prompt_tokens: int,
+    completion_tokens: int,
+    kv_transfer: dict[str, object] | None,
+) -> str:
+    """The JSON body of an answer that is not streamed, field by field as vLLM orders them."""
+    head: dict[str, object] = {
+        "id": answer_id,
+        "object": "chat.completion" if call.chat else "text_completion",
+        "created": created_s,
+        "model": model,
+        "choices": [_choice_body(call, choice) for choice in choices],
+        "service_tier": None,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
+        "usage": {
+            **usage(prompt_tokens, completion_tokens),
+            "prompt_tokens_details": None,
+            "completion_tokens_details": None,
+        },
+    }
+    if call.chat:
+        head |= {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}
+    head |= {"kv_transfer_params": kv_transfer, "ec_transfer_params": None, "metrics": None}
+    return json.dumps(head, separators=(",", ":"))
+
+
+def _choice_body(call: Call, choice: Choice) -> dict[str, object]:
+    shown_ids = list(choice.token_ids) if call.return_token_ids else None
+    ending: dict[str, object] = {
+        "logprobs": None,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "token_ids": shown_ids,
+    }
+    if call.chat:
+        message = {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        }
+        return {"index": choice.index, "message": message, **ending, "routed_experts": None}
+    shows_ids = call.return_token_ids and not isinstance(choice.prompt, str)
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        **ending,
+        "prompt_logprobs": None,
+        "prompt_token_ids": list(choice.prompt) if shows_ids else None,
+        "routed_experts": None,
+    }
+
+
+def models_body(names: Sequence[str], root: str, max_model_len: int, created_s: int) -> dict[str, Any]:
+    """The JSON of `/v1/models`."""
+    permission = {
+        "id": "modelperm-simulated",
+        "object": "model_permission",
+        "created": created_s,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    cards = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created_s,
+            "owned_by": "vllm",
+            "root": root,
+            "parent": None,
+            "max_model_len": max_model_len,
+            "permission": [permission],
+        }
+        for name in names
+    ]
+    return {"object": "list", "data": cards}
