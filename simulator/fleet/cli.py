@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -27,33 +28,40 @@ def run(
     server_port_base: Annotated[int, typer.Option(min=1, max=65535, help="First port for servers.")] = 8100,
     listen_host: Annotated[str, typer.Option(help="Address that everything binds.")] = "127.0.0.1",
     advertise_host: Annotated[str, typer.Option(help="Host in the replicas' addresses.")] = "",
-    nodes: Annotated[
-        Path | None, typer.Option(help="YAML file with the nodes; default: two of 4 A100, two of 8 H100.")
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", "--nodes", help="Topology file; default: two nodes of 4 A100, two of 8 H100."),
     ] = None,
     profiles: Annotated[Path | None, typer.Option(help="Folder of profiles beside the packaged ones.")] = None,
     state_file: Annotated[Path | None, typer.Option(help="Keeps the replicas over a restart.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Written with the admin URL once it answers.")] = None,
     stream_interval: Annotated[int, typer.Option(min=1, max=1000, help="Tokens in one streamed chunk.")] = 1,
     time_scale: Annotated[float, typer.Option(min=0.01, max=10_000.0, help="Run this much faster.")] = 1.0,
-    start_up_scale: Annotated[float, typer.Option(min=0.01, max=10_000.0, help="Shorten start-ups.")] = 1.0,
-    lifecycle_scale: Annotated[float, typer.Option(min=0.01, max=10_000.0, help="Shorten sleep and wake.")] = 1.0,
+    bring_up_scale: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Part of the measured start-up and first-sleep times.")
+    ] = 1.0,
 ) -> None:
     """Run many simulated vLLM servers behind an admin API. All scales are 1 by default: times are as measured."""
     settings = FleetSettings(
         listen_host=listen_host,
-        advertise_host=advertise_host or listen_host,
+        advertise_host=advertise_host or _reachable(listen_host),
         server_port_base=server_port_base,
-        scales=Scales(time=time_scale, start_up=start_up_scale, lifecycle=lifecycle_scale),
+        scales=Scales(time=time_scale, bring_up=bring_up_scale),
         stream_interval=stream_interval,
         state_file=state_file,
     )
     try:
-        inventory = load_inventory(nodes) if nodes is not None else DEFAULT_INVENTORY
+        inventory = load_inventory(topology) if topology is not None else DEFAULT_INVENTORY
         known = load_profiles(profiles)
         uvloop.run(_serve(Fleet(inventory, known, settings), port, ready_file))
     except (FleetConfigError, ProfileError, OSError) as error:
         typer.echo(f"fleet: {error}", err=True)
         raise typer.Exit(1) from error
+
+
+def _reachable(listen_host: str) -> str:
+    """A host that clients can use: a wildcard address is none."""
+    return socket.gethostname() if listen_host in ("0.0.0.0", "::") else listen_host
 
 
 async def _serve(fleet: Fleet, port: int, ready_file: Path | None) -> None:
@@ -89,5 +97,7 @@ async def _serve(fleet: Fleet, port: int, ready_file: Path | None) -> None:
 
 
 def main() -> None:
-    """Entry point."""
-    typer.run(run)
+    """Entry point; every flag has an environment variable, `TRIMTAB_FLEET_PORT` for `--port`."""
+    app = typer.Typer(add_completion=False, context_settings={"auto_envvar_prefix": "TRIMTAB_FLEET"})
+    app.command()(run)
+    app()

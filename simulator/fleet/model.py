@@ -1,4 +1,4 @@
-"""What the fleet is told: nodes from a YAML file, replicas from the admin API; parsed and checked at the edge."""
+"""What the fleet is told: nodes from a `Topology` file, replicas from the admin API; parsed and checked at the edge."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
-import yaml
+import pydantic.alias_generators
 
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
+from trimtab.config.yamlfile import YamlError, read_yaml_documents
 
 POOL_LABEL = "trimtab.dev/pool"
 _NAME = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -33,7 +34,13 @@ class _Frozen(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Node(_Frozen):
+class _Written(_Frozen):
+    """What people write in YAML: camelCase keys, as in all of Trimtab's resources; snake_case is read too."""
+
+    model_config = pydantic.ConfigDict(alias_generator=pydantic.alias_generators.to_camel, populate_by_name=True)
+
+
+class Node(_Written):
     """One machine: where it stands in the topology and which GPUs it has."""
 
     node: Name
@@ -66,8 +73,8 @@ class Node(_Frozen):
         return tuple(GpuId(self.node, index) for index in range(self.gpus))
 
 
-class Inventory(_Frozen):
-    """The node file."""
+class Inventory(_Written):
+    """The nodes of a topology file."""
 
     nodes: Annotated[list[Node], pydantic.Field(min_length=1, max_length=10_000)]
 
@@ -79,6 +86,17 @@ class Inventory(_Frozen):
                 raise ValueError(f"node {node.node!r} is listed twice")
             seen.add(node.node)
         return self
+
+
+class _Metadata(_Written):
+    name: Name
+
+
+class _TopologyFile(_Written):
+    api_version: Literal["trimtab.dev/v1"]
+    kind: Literal["Topology"]
+    metadata: _Metadata
+    spec: Inventory
 
 
 DEFAULT_INVENTORY = Inventory(
@@ -93,15 +111,23 @@ DEFAULT_INVENTORY = Inventory(
 
 
 def load_inventory(path: Path) -> Inventory:
-    """Read a node file; raises FleetConfigError with file, key and reason."""
+    """Read a topology file: a `Topology` resource, or its bare `nodes`.
+
+    Raises FleetConfigError with file, key and reason.
+    """
     try:
-        inventory = Inventory.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        documents = read_yaml_documents(path)
+        if len(documents) != 1:
+            raise FleetConfigError(f"{path}: must hold one Topology, not {len(documents)} documents")
+        document = documents[0]
+        if isinstance(document, dict) and "kind" in document:
+            inventory = _TopologyFile.model_validate(document).spec
+        else:
+            inventory = Inventory.model_validate(document)
         for node in inventory.nodes:
             _ = node.memory_gib
-    except OSError as error:
-        raise FleetConfigError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise FleetConfigError(f"{path}: not YAML: {error}") from error
+    except YamlError as error:
+        raise FleetConfigError(str(error)) from error
     except pydantic.ValidationError as error:
         raise FleetConfigError(f"{path}: {first_violation(error)}") from error
     return inventory

@@ -44,11 +44,12 @@ class ReplicaState(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scales:
-    """How much faster than measured the fleet runs; 1 is as measured."""
+    """How the fleet's times differ from the measured ones; at 1 and 1 they do not."""
 
     time: float = 1.0
-    start_up: float = 1.0
-    lifecycle: float = 1.0
+    """Simulated seconds in one second of the wall clock, for everything."""
+    bring_up: float = 1.0
+    """Part of the measured start-up and first-sleep times; 0.1 makes them ten times shorter."""
 
 
 class Host(Protocol):
@@ -172,7 +173,7 @@ class Replica:
                 self._set_state(ReplicaState.STARTING, str(refused))
             await asyncio.sleep(_MEMORY_RETRY_S)
         self._set_state(ReplicaState.STARTING, "loading weights")
-        start_up_s = self.profile.lifecycle.start_up_s / (self._scales.time * self._scales.start_up)
+        start_up_s = self.profile.lifecycle.start_up_s * self._scales.bring_up / self._scales.time
         await asyncio.sleep(start_up_s)
 
     async def _serve(self) -> None:
@@ -183,7 +184,7 @@ class Replica:
             profile=self.profile,
             stream_interval=self._stream_interval,
             time_scale=self._scales.time,
-            lifecycle_scale=self._scales.lifecycle,
+            bring_up_scale=self._scales.bring_up,
         )
         server = SimulatedServer(settings, self)
         self._crashed.clear()

@@ -35,14 +35,14 @@ class ServerSettings:
     stream_interval: int = 1
     time_scale: float = 1.0
     """Simulated seconds in one second of the wall clock, for the engine, KV transfers and sleep and wake."""
-    lifecycle_scale: float = 1.0
-    """Shortens sleep and wake further."""
+    bring_up_scale: float = 1.0
+    """Part of the measured first-sleep time; it never makes a first sleep shorter than a later one."""
 
     def __post_init__(self) -> None:
         if self.stream_interval < 1:
             raise ValueError(f"stream_interval must be at least 1, not {self.stream_interval}")
-        if self.time_scale <= 0 or self.lifecycle_scale <= 0:
-            raise ValueError("time_scale and lifecycle_scale must be positive")
+        if self.time_scale <= 0 or self.bring_up_scale < 0:
+            raise ValueError("time_scale must be positive and bring_up_scale not negative")
 
 
 @dataclasses.dataclass(slots=True)
@@ -256,7 +256,7 @@ class SimulatedServer:
         if WEIGHTS in self.sleep_state.missing - target.missing:
             lifecycle = self.settings.profile.lifecycle
             wake_s = lifecycle.wake_level2_s if self.sleep_state.level == 2 else lifecycle.wake_s
-            await asyncio.sleep(wake_s / self._lifecycle_factor)
+            await asyncio.sleep(wake_s / self.settings.time_scale)
         self.sleep_state = target
         self.metrics.record_sleep_state(target.gauges())
         if target.runnable:
@@ -292,13 +292,11 @@ class SimulatedServer:
         lifecycle = self.settings.profile.lifecycle
         if level == 2:
             seconds = lifecycle.sleep_level2_s
+        elif before.slept_before:
+            seconds = lifecycle.sleep_s
         else:
-            seconds = lifecycle.sleep_s if before.slept_before else lifecycle.first_sleep_s
-        return seconds / self._lifecycle_factor
-
-    @property
-    def _lifecycle_factor(self) -> float:
-        return self.settings.time_scale * self.settings.lifecycle_scale
+            seconds = max(lifecycle.sleep_s, lifecycle.first_sleep_s * self.settings.bring_up_scale)
+        return seconds / self.settings.time_scale
 
     # --- faults ---------------------------------------------------------------------------------------------------
 
