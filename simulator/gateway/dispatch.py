@@ -1,0 +1,98 @@
+"""The router in the event loop: requests that wait for a replica, and those that must leave one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from simulator.gateway.core import Endpoint, Failure, Router, Stage, Ticket, TicketState
+
+_PUMP_S = 0.1
+
+
+class NoReplica(Exception):
+    """No routable replica came free in time, or too many requests wait already."""
+
+
+class Mover(Protocol):
+    """Who owns tickets and can take its request elsewhere."""
+
+    def move(self, ticket: Ticket) -> None:
+        """Leave the ticket's replica if possible; asked again while the ticket stays."""
+
+
+class Dispatcher:
+    """Hands out tickets. Everything runs in one event loop, so a choice and its count cannot be torn apart."""
+
+    def __init__(self, router: Router, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.router = router
+        self._clock = clock
+        self._waiting: dict[Ticket, asyncio.Future[None]] = {}
+        self._owners: dict[Ticket, Mover] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def on_drained(self, listener: Callable[[str], None]) -> None:
+        """Call `listener(cluster)` when the last request has left a hidden replica."""
+        self._listeners.append(listener)
+
+    async def acquire(self, service: str, stage: Stage, owner: Mover, *, cluster: str | None = None) -> Ticket:
+        """A ticket on a replica, at once or after a wait. Raises `NoReplica`."""
+        ticket = self.router.submit(service, stage, now_s=self._clock(), cluster=cluster)
+        if ticket.state is TicketState.HELD:
+            await self._wait(ticket)
+        if ticket.state is TicketState.REFUSED:
+            raise NoReplica(f"too many requests wait for a replica of {service}")
+        if ticket.state is TicketState.EXPIRED:
+            raise NoReplica(f"no replica of {service} was routable for too long")
+        self._owners[ticket] = owner
+        return ticket
+
+    async def _wait(self, ticket: Ticket) -> None:
+        self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting[ticket]
+        except asyncio.CancelledError:
+            self.router.finish(ticket)
+            raise
+        finally:
+            del self._waiting[ticket]
+
+    def release(self, ticket: Ticket) -> None:
+        """The request has left its replica. Safe to call twice."""
+        self._owners.pop(ticket, None)
+        if ticket.state is not TicketState.ASSIGNED or ticket.endpoint is None:
+            return
+        self.router.finish(ticket)
+        key = ticket.endpoint.key
+        if self.router.is_hidden(key) and not self.router.in_flight(key):
+            for listener in self._listeners:
+                listener(key[0])
+
+    def failed(self, ticket: Ticket, failure: Failure) -> None:
+        """The ticket's replica failed it."""
+        if ticket.endpoint is not None:
+            self.router.failed(ticket.endpoint.key, failure, now_s=self._clock())
+
+    def apply(self, cluster: str, revision: int, services: Iterable[str], endpoints: Sequence[Endpoint]) -> None:
+        """Route by a new endpoint set, see `Router.apply`."""
+        self.router.apply(cluster, revision, services, endpoints)
+        self.pump()
+
+    def pump(self) -> None:
+        """Wake whose wait is over and move whose replica is being evicted."""
+        for ticket in self.router.dispatch(now_s=self._clock()):
+            waiter = self._waiting.get(ticket)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        for ticket in list(self.router.evicting()):
+            owner = self._owners.get(ticket)
+            if owner is not None:
+                owner.move(ticket)
+
+    async def run(self) -> None:
+        """Pump for ever, for what time alone brings: waits that end, replicas that are no longer avoided."""
+        while True:
+            await asyncio.sleep(_PUMP_S)
+            self.pump()

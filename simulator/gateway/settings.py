@@ -1,0 +1,42 @@
+"""Settings of the gateway. `listen` is its HTTP address."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from trimtab.config.settings import Address, ServiceSettings
+from trimtab.rpc.validate import is_identifier
+
+
+def _checked_name(value: str) -> str:
+    if not is_identifier(value):
+        raise ValueError(f"{value!r} is not a name of lower-case letters, digits and hyphens, at most 63")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+
+
+class GatewaySettings(ServiceSettings):
+    """Gateway: routes /v1 requests to routable replicas."""
+
+    listen: Address = Field("127.0.0.1:8080", description="HTTP address of /v1")
+    metrics_listen: Address = Field("127.0.0.1:9080", description="address of /metrics; the HTTP address has it too")
+    name: Name = Field("gateway-0", description="unique per gateway; a restart under it takes over its lease")
+    actuators: list[Address] = Field(
+        ["127.0.0.1:7004"], min_length=1, description="gRPC address of every cluster's actuator"
+    )
+    collector: Address = Field("127.0.0.1:7001", description="gRPC address that demand is reported to")
+    services: list[Name] = Field([], description="services to hold requests for before any actuator lists them")
+    max_held_per_service: int = Field(2000, ge=0, le=100_000, description="requests held for want of a replica")
+    max_hold_s: float = Field(60.0, gt=0, le=3600, description="longest wait for a routable replica")
+    idle_timeout_s: float = Field(60.0, gt=0, le=3600, description="a server silent for longer has failed the request")
+    connect_timeout_s: float = Field(2.0, gt=0, le=60, description="a server that cannot be connected to has failed")
+    avoid_s: float = Field(1.0, gt=0, le=60, description="how long a replica that failed a request is avoided at first")
+    acknowledge_s: float = Field(
+        0.5, gt=0, le=10, description="pause between two acknowledgements; must be below the lease"
+    )
+    demand_s: float = Field(1.0, gt=0, le=10, description="pause between two demand reports")
+    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest request body")
