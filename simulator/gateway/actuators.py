@@ -60,6 +60,7 @@ class ActuatorLink:
 
     def __init__(
         self,
+        cluster: str,
         address: str,
         channel: grpc.aio.Channel,
         dispatcher: Dispatcher,
@@ -69,6 +70,7 @@ class ActuatorLink:
         acknowledge_s: float,
         on_first_set: Callable[[], None],
     ) -> None:
+        self._cluster = cluster
         self._address = address
         self._stub = actuator_pb2_grpc.ActuatorServiceStub(channel)
         self._dispatcher = dispatcher
@@ -76,7 +78,7 @@ class ActuatorLink:
         self._gateway = gateway
         self._acknowledge_s = acknowledge_s
         self._on_first_set = on_first_set
-        self._cluster = ""
+        self._has_set = False
         self._news = asyncio.Event()
         self._warned_s = -_WARN_EVERY_S
         metrics.actuator_up.labels(address).set(0)
@@ -95,9 +97,10 @@ class ActuatorLink:
 
     def _apply(self, response: actuator_pb2.WatchEndpointsResponse) -> None:
         self._metrics.actuator_up.labels(self._address).set(1)
-        router = self._dispatcher.router
-        if not response.cluster or (response.cluster in router.clusters and response.cluster != self._cluster):
-            self._warn("endpoint set refused: its cluster is unnamed or another actuator's", cluster=response.cluster)
+        if response.cluster != self._cluster:
+            self._warn(
+                "endpoint set refused: it is another cluster's", cluster=response.cluster, expected=self._cluster
+            )
             return
         try:
             self._dispatcher.apply(
@@ -109,9 +112,9 @@ class ActuatorLink:
         except ValueError as error:
             self._warn("endpoint set refused", error=str(error))
             return
-        if not self._cluster:
+        if not self._has_set:
+            self._has_set = True
             self._on_first_set()
-        self._cluster = response.cluster
         self._metrics.revision.labels(response.cluster).set(response.revision)
         self._news.set()
 

@@ -40,12 +40,13 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     dispatcher = Dispatcher(Router(limits, services=settings.services))
     metrics.in_flight.set_function(lambda: dispatcher.router.total_in_flight)
     tls = ClientTls.from_settings(settings)
-    channels = [channel(address, tls=tls) for address in settings.actuators]
+    channels = [channel(address, tls=tls) for address in settings.actuators.values()]
     catalogue = Catalogue(
         dispatcher.router, actuators=len(settings.actuators), max_waiting=settings.max_held_per_service
     )
     links = [
         ActuatorLink(
+            cluster,
             address,
             one,
             dispatcher,
@@ -54,7 +55,7 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
             acknowledge_s=settings.acknowledge_s,
             on_first_set=catalogue.one_more,
         )
-        for address, one in zip(settings.actuators, channels, strict=True)
+        for (cluster, address), one in zip(settings.actuators.items(), channels, strict=True)
     ]
     collector = channel(settings.collector, tls=tls)
     demand = DemandTally(time.monotonic())

@@ -25,8 +25,8 @@ class GatewaySettings(ServiceSettings):
     listen: Address = Field("127.0.0.1:8080", description="HTTP address of /v1")
     metrics_listen: Address = Field("127.0.0.1:9080", description="address of /metrics; the HTTP address has it too")
     name: Name = Field("gateway-0", description="unique per gateway; a restart under it takes over its lease")
-    actuators: list[Address] = Field(
-        ["127.0.0.1:7004"], min_length=1, description="gRPC address of every cluster's actuator"
+    actuators: dict[Name, Address] = Field(
+        {"local": "127.0.0.1:7004"}, min_length=1, description="gRPC address of each cluster's actuator"
     )
     collector: Address = Field("127.0.0.1:7001", description="gRPC address that demand is reported to")
     services: list[Name] = Field([], description="services to hold requests for before any actuator lists them")

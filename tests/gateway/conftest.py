@@ -310,7 +310,7 @@ class GatewayUnderTest:
         await self.collector.start()
         defaults: dict = {
             "listen": f"127.0.0.1:{unused_port()}",
-            "actuators": [f"127.0.0.1:{self.actuator.port}"],
+            "actuators": {"local": f"127.0.0.1:{self.actuator.port}"},
             "collector": f"127.0.0.1:{self.collector.port}",
             "max_hold_s": 5.0,
             "acknowledge_s": 0.05,
