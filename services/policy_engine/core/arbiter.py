@@ -1,0 +1,228 @@
+"""The arbiter of a pool (TRE, section IV): at most one transition per tick, from whom to whom, and why.
+
+- *fast* (rescue): a hard-guard breach comes first, then a member below its floor, then critical members and members
+  that lost routable capacity, lowest Z first. Sources in this order: idle GPUs, the member's own awake but held
+  replicas, a donor's release.
+- *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it.
+- Idle GPUs are always given, to the lowest Z that has demand: below 1 by the fast loop, else by the slow one, since
+  a gift that nobody needs is not worth a transition every few seconds.
+
+The loops exclude each other: a rescue that found a source is the tick's transition. One that nothing could serve is
+not pending and does not keep the slow loop waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.draft import ReplicaChange, Transition
+from policy_engine.core.vocabulary import Candidate, Clamp, ClampKind, MemberKey, Region, Rule
+
+HEALTHY_Z = 1.0
+MAX_CANDIDATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the arbiter decided. `transition` is None when it leaves everything as it is.
+
+    `clamps` say what kept an event from being served; `holding` is the same in one sentence.
+    """
+
+    transition: Transition | None
+    rule: Rule
+    reason: str
+    receiver: MemberKey | None = None
+    candidates: tuple[Candidate, ...] = ()
+    clamps: tuple[Clamp, ...] = ()
+    holding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A member that must gain capacity now. `threshold_z`: what a donor's predicted Z has to stay above."""
+
+    member: MemberState
+    rule: Rule
+    why: str
+    threshold_z: float
+
+
+class _Log:
+    """Collects the pairs that were looked at, each once, and the clamps of those that were left."""
+
+    def __init__(self) -> None:
+        self.candidates: dict[tuple[str, str], Candidate] = {}
+        self.clamps: dict[ClampKind, Clamp] = {}
+
+    def left(self, receiver: MemberState, donor: str, reason: str, kind: ClampKind | None, awake: int) -> None:
+        key = (str(receiver.key), donor)
+        if key not in self.candidates and len(self.candidates) < MAX_CANDIDATES:
+            self.candidates[key] = Candidate(str(receiver.key), donor, False, reason)
+        if kind is not None and kind not in self.clamps:
+            where = f"{donor}: " if donor else ""
+            self.clamps[kind] = Clamp(kind, float(awake + 1), float(awake), f"{receiver.key}: {where}{reason}")
+
+    def taken(self, receiver: MemberState, plan: Plan) -> None:
+        key = (str(receiver.key), plan.donor_words)
+        self.candidates[key] = Candidate(str(receiver.key), plan.donor_words, True, plan.words)
+
+    def all(self) -> tuple[Candidate, ...]:
+        return tuple(self.candidates.values())
+
+
+def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
+    """One tick. With neither loop due nothing is looked at."""
+    log = _Log()
+    holding = ""
+    if fast_due:
+        excess = _over_ceiling(arena)
+        if excess is not None:
+            return excess
+        for event in _events(arena):
+            plan = _source(arena, event.member, log, threshold_z=event.threshold_z)
+            if plan is not None:
+                return _verdict(arena, plan, event.rule, event.why, event.member, log)
+            holding = holding or f"{event.member.key}: {event.why}, and nothing can serve it"
+    urgent_clamps = tuple(log.clamps[kind] for kind in sorted(log.clamps))
+    if fast_due or slow_due:
+        gift = _idle_gift(arena, log, any_z=slow_due)
+        if gift is not None:
+            return gift
+    if slow_due:
+        move = _rebalance(arena, log)
+        if move is not None:
+            return move
+    return Verdict(None, Rule.HOLD, holding, candidates=log.all(), clamps=urgent_clamps, holding=holding)
+
+
+def _order(member: MemberState) -> tuple[float, int, MemberKey]:
+    """Lowest Z first; a Z that cannot be told ranks as healthy; then priority, then name."""
+    z = HEALTHY_Z if member.share.z is None else member.share.z
+    return (z, -member.priority, member.key)
+
+
+def _events(arena: Arena) -> Iterator[_Event]:
+    """Who must be rescued, most urgent first."""
+    ordered = sorted(arena.members, key=_order)
+    for member in ordered:
+        if member.guard.hard and member.share.demand:
+            # A breach says that Z is too kind: a donor that stays healthy may give, even to a Z above its own.
+            z = HEALTHY_Z if member.share.z is None else min(member.share.z, HEALTHY_Z)
+            yield _Event(member, Rule.RESCUE_HARD_GUARD, member.guard.hard, z)
+    for member in ordered:
+        awake = arena.awake_count(member.key)
+        if awake < member.floor:
+            yield _Event(member, Rule.FLOOR_REPAIR, f"{awake} awake, the floor is {member.floor}", 0.0)
+    for member in ordered:
+        share = member.share
+        if share.fit and share.demand and share.region == Region.CRITICAL and share.z is not None:
+            why = share.detail or f"Z = {share.z:.2f} is critical"
+            yield _Event(member, Rule.RESCUE_CRITICAL, why, min(share.z, HEALTHY_Z))
+        elif _lost_and_missed(arena, member):
+            lost = arena.lost_count(member.key)
+            z = HEALTHY_Z if share.z is None else min(share.z, HEALTHY_Z)
+            yield _Event(member, Rule.RESCUE_LOST_CAPACITY, f"lost {lost} of its awake replicas", z)
+
+
+def _lost_and_missed(arena: Arena, member: MemberState) -> bool:
+    """Lost capacity is an event while it is felt: below the floor, or asked for and not healthy without it."""
+    if arena.lost_count(member.key) == 0:
+        return False
+    if arena.routable_count(member.key) < member.floor:
+        return True
+    return member.share.demand and (member.share.z is None or member.share.z < HEALTHY_Z)
+
+
+def _source(arena: Arena, receiver: MemberState, log: _Log, *, threshold_z: float) -> Plan | None:
+    """Idle GPUs, then own held replicas, then a donor's release."""
+    awake = arena.awake_count(receiver.key)
+    if awake >= receiver.ceiling:
+        log.left(receiver, "", f"is at its ceiling of {receiver.ceiling}", ClampKind.MAX_REPLICAS, awake)
+        return None
+    without_donor = arena.idle_plan(receiver) or arena.held_plan(receiver)
+    if without_donor is not None:
+        return without_donor
+    log.left(receiver, "", arena.why_no_idle(receiver), None, awake)
+    return _donor_plan(arena, receiver, log, threshold_z=threshold_z)
+
+
+def _donor_plan(arena: Arena, receiver: MemberState, log: _Log, *, threshold_z: float) -> Plan | None:
+    """The gentlest release that makes room: surplus donors, no GPU freed in vain, highest predicted Z, least loaded."""
+    best: tuple[tuple[bool, int, float, int, str], Plan] | None = None
+    awake = arena.awake_count(receiver.key)
+    for plan in arena.donor_plans(receiver):
+        refusal: tuple[str, str, ClampKind | None] | None = None
+        lowest = float("inf")
+        for key, released in plan.released_by_member:
+            reason, kind, predicted = arena.check_donor(key, released, threshold_z)
+            if reason:
+                refusal = (str(key), reason, kind)
+                break
+            lowest = min(lowest, predicted)
+        if refusal is not None:
+            log.left(receiver, *refusal, awake)
+            continue
+        surplus = all(arena.member(key).share.region == Region.SURPLUS for key, _ in plan.released_by_member)
+        rank = (not surplus, plan.spare_gpus, -lowest, plan.in_flight, plan.wakes[0].replica)
+        if best is None or rank < best[0]:
+            best = (rank, plan)
+    if best is None:
+        return None
+    return arena.filled(best[1], receiver)
+
+
+def _idle_gift(arena: Arena, log: _Log, *, any_z: bool) -> Verdict | None:
+    for member in sorted(arena.members, key=_order):
+        z = member.share.z
+        if not member.share.demand or not member.share.fit or z is None or (z >= HEALTHY_Z and not any_z):
+            continue
+        if arena.awake_count(member.key) >= member.ceiling:
+            continue
+        plan = arena.idle_plan(member)
+        if plan is not None:
+            return _verdict(
+                arena, plan, Rule.IDLE_GPU, f"idle GPUs, and the lowest Z with demand ({z:.2f})", member, log
+            )
+    return None
+
+
+def _rebalance(arena: Arena, log: _Log) -> Verdict | None:
+    needy: Callable[[MemberState], bool] = lambda member: (  # noqa: E731  # named for the loop below
+        member.share.demand and member.share.fit and member.share.z is not None and member.share.z < HEALTHY_Z
+    )
+    for member in sorted(filter(needy, arena.members), key=_order):
+        plan = _source(arena, member, log, threshold_z=HEALTHY_Z)
+        if plan is not None:
+            return _verdict(arena, plan, Rule.REBALANCE, f"Z = {member.share.z:.2f} is below 1", member, log)
+    return None
+
+
+def _over_ceiling(arena: Arena) -> Verdict | None:
+    """A ceiling that was lowered: the least loaded replica goes, one a tick."""
+    for member in sorted(arena.members, key=lambda item: item.key):
+        awake = arena.awake_count(member.key)
+        if awake > member.ceiling:
+            victim = arena.least_loaded(member.key)
+            transition = Transition(releases=(arena.change(victim),), wakes=())
+            reason = f"{member.key} has {awake} awake and may have {member.ceiling}"
+            return Verdict(transition, Rule.BOUNDS, reason)
+    return None
+
+
+def _verdict(arena: Arena, plan: Plan, rule: Rule, why: str, receiver: MemberState, log: _Log) -> Verdict:
+    log.taken(receiver, plan)
+    transition = Transition(
+        releases=tuple(arena.change(item) for item in plan.releases),
+        wakes=tuple(arena.change(item) for item in plan.wakes),
+    )
+    wakes = _names(transition.wakes)
+    source = f"releases {_names(transition.releases)}" if transition.releases else plan.words
+    reason = f"{receiver.key}: {why}; wakes {wakes}, {source}"
+    return Verdict(transition, rule, reason, receiver=receiver.key, candidates=log.all())
+
+
+def _names(changes: tuple[ReplicaChange, ...]) -> str:
+    return ", ".join(change.replica for change in changes)

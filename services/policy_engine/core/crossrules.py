@@ -1,0 +1,103 @@
+"""Rules that need more than one resource; each fault names the field of the resource that is being applied.
+
+A role is scaled or pooled, never both; a GPU is in one pool; a member has a policy with a Token Service Share; floors
+fit into the pool. Bounds that no whole unit satisfies are refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policy_engine.core.overlay import OverlayError, first_awake, make_overlay, member_key
+from policy_engine.core.units import unit_bounds
+from trimtab.config.resources import FieldViolation, Pool, ServicePolicy
+
+
+def check_policy(
+    policy: ServicePolicy, pools: Sequence[Pool], policies: Mapping[str, ServicePolicy]
+) -> list[FieldViolation]:
+    """What is wrong with applying `policy` beside `pools` and the other `policies`."""
+    found: list[FieldViolation] = []
+    bounds = unit_bounds(policy.spec)
+    if policy.spec.proportional is not None and bounds.empty:
+        found.append(
+            FieldViolation(
+                field="spec.roles",
+                description=f"no whole unit of the ratio has at least the minima ({bounds.minimum} units) and at most "
+                f"the maxima ({bounds.maximum} units)",
+            )
+        )
+    homes = [pool for pool in pools if any(member.service == policy.name for member in pool.spec.members)]
+    if homes and policy.spec.proportional is not None:
+        description = f"{policy.name} is a member of pool {homes[0].name}: a role is scaled or pooled, never both"
+        found.append(FieldViolation(field="spec.proportional", description=description))
+    others = {**policies, policy.name: policy}
+    for pool in homes:
+        faults = check_pool(pool, [], others)
+        found += [
+            FieldViolation(
+                field="spec", description=f"pool {pool.name} would not hold it: {fault.field}: {fault.description}"
+            )
+            for fault in faults
+            if policy.spec.proportional is None
+        ]
+    return found
+
+
+def check_pool(pool: Pool, others: Sequence[Pool], policies: Mapping[str, ServicePolicy]) -> list[FieldViolation]:
+    """What is wrong with applying `pool` beside the `others` and the policies of its members."""
+    found = [*_members(pool, others, policies), *_gpus(pool, others)]
+    if found:
+        return found
+    try:
+        overlay = make_overlay(pool, policies)
+        first_awake(pool, policies, overlay)
+    except OverlayError as error:
+        return [FieldViolation(field=error.field, description=error.description)]
+    return []
+
+
+def _members(pool: Pool, others: Sequence[Pool], policies: Mapping[str, ServicePolicy]) -> list[FieldViolation]:
+    found: list[FieldViolation] = []
+    homes = {
+        member_key(member): other.name for other in others for member in other.spec.members if other.name != pool.name
+    }
+    for position, member in enumerate(pool.spec.members):
+        field = f"spec.members[{position}]"
+        policy = policies.get(member.service)
+        if policy is None:
+            found.append(FieldViolation(field=f"{field}.service", description=f"no ServicePolicy {member.service!r}"))
+            continue
+        if policy.spec.role(member.role) is None:
+            description = f"{member.service} has no role {member.role.value}"
+            found.append(FieldViolation(field=f"{field}.role", description=description))
+        if policy.spec.proportional is not None:
+            description = f"{member.service} is scaled by its ServicePolicy: a role is scaled or pooled, never both"
+            found.append(FieldViolation(field=f"{field}.service", description=description))
+        elif policy.spec.token_service_share is None:
+            description = f"the ServicePolicy {member.service} has no tokenServiceShare"
+            found.append(FieldViolation(field=f"{field}.service", description=description))
+        home = homes.get(member_key(member))
+        if home is not None:
+            description = f"{member_key(member)} is a member of pool {home} already"
+            found.append(FieldViolation(field=f"{field}.service", description=description))
+    return found
+
+
+def _gpus(pool: Pool, others: Sequence[Pool]) -> list[FieldViolation]:
+    owners = {
+        (other.spec.cluster, entry.node, index): other.name
+        for other in others
+        if other.name != pool.name
+        for entry in other.spec.gpus
+        for index in entry.gpu_indices
+    }
+    found: list[FieldViolation] = []
+    for position, entry in enumerate(pool.spec.gpus):
+        for index in entry.gpu_indices:
+            owner = owners.get((pool.spec.cluster, entry.node, index))
+            if owner is not None:
+                description = f"GPU {index} of {entry.node} belongs to pool {owner}"
+                found.append(FieldViolation(field=f"spec.gpus[{position}].gpuIndices", description=description))
+                break
+    return found

@@ -1,0 +1,215 @@
+"""Decision records: assembled from a draft, explained in lines, and computed again from their own inputs.
+
+`replay_input` is JSON of the core's input types, whole. `replay` runs the core on it and assembles the record again
+with the id, time, fencing and outcome of the original; both are the same, bit for bit, or the engine has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import TypeAdapter, ValidationError
+
+from policy_engine.core.draft import Draft, ReplicaChange
+from policy_engine.core.pool import BirthInput, PoolInput, decide_pool, lay_out
+from policy_engine.core.scaled import ScaledInput, decide_scaled
+from policy_engine.core.signals import Signal
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.policy.v1 import decision_pb2
+from trimtab.words import Role
+
+CoreInput = ScaledInput | PoolInput | BirthInput
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayInput:
+    """The input of exactly one of the cores; `format` grows when its types change incompatibly."""
+
+    format: Literal[1] = 1
+    scaled: ScaledInput | None = None
+    pool: PoolInput | None = None
+    birth: BirthInput | None = None
+
+
+_REPLAY_INPUT = TypeAdapter(ReplayInput)
+
+
+class ReplayError(ValueError):
+    """A decision's replay input is not one that this version can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHeader:
+    """What a record has beside its substance."""
+
+    decision_id: str
+    decide_time_ns: int
+    fencing_writer: str
+    fencing_token: int
+    replica_revisions: tuple[tuple[str, int], ...] = ()
+    resource_etags: tuple[tuple[str, str], ...] = ()
+
+
+def encode_input(given: CoreInput) -> str:
+    """A core's input as JSON."""
+    if isinstance(given, ScaledInput):
+        wrapped = ReplayInput(scaled=given)
+    elif isinstance(given, PoolInput):
+        wrapped = ReplayInput(pool=given)
+    else:
+        wrapped = ReplayInput(birth=given)
+    return _REPLAY_INPUT.dump_json(wrapped, by_alias=True).decode()
+
+
+def decode_input(text: str) -> CoreInput:
+    """The other way. Raises ReplayError."""
+    try:
+        wrapped = _REPLAY_INPUT.validate_json(text)
+    except ValidationError as error:
+        raise ReplayError(f"replay input of another format: {error.error_count()} fields do not parse") from error
+    given = wrapped.scaled or wrapped.pool or wrapped.birth
+    if given is None:
+        raise ReplayError("the replay input is empty")
+    return given
+
+
+def run_core(given: CoreInput) -> Draft | None:
+    """The draft that the core makes of this input; None when it would record nothing."""
+    if isinstance(given, ScaledInput):
+        return decide_scaled(given).draft
+    if isinstance(given, PoolInput):
+        return decide_pool(given).draft
+    return lay_out(given).draft
+
+
+def assemble(draft: Draft, given: CoreInput, header: RecordHeader) -> decision_pb2.Decision:
+    """The record, without an outcome."""
+    record = decision_pb2.Decision(
+        decision_id=header.decision_id,
+        kind=decision_pb2.DecisionKind.Value(f"DECISION_KIND_{draft.kind.value}"),
+        subject=draft.subject,
+        rule=decision_pb2.Rule.Value(f"RULE_{draft.rule.value}"),
+        reason=draft.reason,
+        fencing=types_pb2.Fencing(writer=header.fencing_writer, token=header.fencing_token),
+        replay_input=encode_input(given),
+    )
+    record.decide_time.FromNanoseconds(header.decide_time_ns)
+    for item in draft.inputs:
+        record.inputs.add(name=item.name, unit=item.unit, measurement=measurement(item.signal))
+    for clamp in draft.clamps:
+        record.clamps.add(
+            kind=decision_pb2.ClampKind.Value(f"CLAMP_KIND_{clamp.kind.value}"),
+            before=clamp.before,
+            after=clamp.after,
+            detail=clamp.detail,
+        )
+    for change in draft.counts:
+        record.counts.add(
+            service=change.service, role=role_value(change.role), before=change.before, after=change.after
+        )
+    if draft.transition is not None:
+        record.transition.releases.extend(_replica_change(item) for item in draft.transition.releases)
+        record.transition.wakes.extend(_replica_change(item) for item in draft.transition.wakes)
+    for candidate in draft.candidates:
+        record.candidates.add(
+            receiver=candidate.receiver, donor=candidate.donor, taken=candidate.taken, reason=candidate.reason
+        )
+    record.replica_revisions.update(dict(header.replica_revisions))
+    record.resource_etags.update(dict(header.resource_etags))
+    return record
+
+
+def _replica_change(item: ReplicaChange) -> decision_pb2.ReplicaChange:
+    return decision_pb2.ReplicaChange(
+        replica=item.replica, service=item.service, role=role_value(item.role), gpus=item.gpus
+    )
+
+
+def role_value(role: Role) -> types_pb2.Role.ValueType:
+    """A role on the wire."""
+    return types_pb2.Role.Value(f"ROLE_{role.value.upper().replace('-', '_')}")
+
+
+def measurement(signal: Signal) -> types_pb2.Measurement:
+    """A signal on the wire."""
+    found = types_pb2.Measurement(
+        quality=types_pb2.Quality.Value(f"QUALITY_{signal.quality.value.upper()}"),
+        reported=signal.reported,
+        expected=signal.expected,
+        detail=signal.detail,
+    )
+    if signal.value is not None:
+        found.value = signal.value
+    return found
+
+
+def replay(record: decision_pb2.Decision) -> decision_pb2.Decision:
+    """The record computed again from its inputs. Raises ReplayError when they cannot be run."""
+    given = decode_input(record.replay_input)
+    draft = run_core(given)
+    if draft is None:
+        raise ReplayError("from these inputs the engine would record nothing")
+    header = RecordHeader(
+        decision_id=record.decision_id,
+        decide_time_ns=record.decide_time.ToNanoseconds(),
+        fencing_writer=record.fencing.writer,
+        fencing_token=record.fencing.token,
+        replica_revisions=tuple(sorted(record.replica_revisions.items())),
+        resource_etags=tuple(sorted(record.resource_etags.items())),
+    )
+    again = assemble(draft, given, header)
+    if record.HasField("outcome"):
+        again.outcome.CopyFrom(record.outcome)
+    return again
+
+
+def same(one: decision_pb2.Decision, other: decision_pb2.Decision) -> bool:
+    """Whether two records are equal, bit for bit."""
+    return one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
+
+
+def explain(record: decision_pb2.Decision) -> list[str]:
+    """The record as lines of text for people."""
+    rule = decision_pb2.Rule.Name(record.rule).removeprefix("RULE_").lower().replace("_", " ")
+    kind = decision_pb2.DecisionKind.Name(record.kind).removeprefix("DECISION_KIND_").lower().replace("_", " ")
+    lines = [
+        f"{record.decision_id}  {_time_words(record.decide_time)}  {kind} of {record.subject}",
+        f"rule: {rule}",
+        f"reason: {record.reason}",
+    ]
+    for count in record.counts:
+        role = types_pb2.Role.Name(count.role).removeprefix("ROLE_").lower()
+        lines.append(f"count: {count.service} {role} {count.before} → {count.after}")
+    lines += [f"release: {item.replica} ({item.gpus} GPUs)" for item in record.transition.releases]
+    lines += [f"wake: {item.replica} ({item.gpus} GPUs)" for item in record.transition.wakes]
+    for clamp in record.clamps:
+        words = decision_pb2.ClampKind.Name(clamp.kind).removeprefix("CLAMP_KIND_").lower().replace("_", " ")
+        lines.append(
+            f"clamp: {words}: {clamp.before:g} → {clamp.after:g}" + (f", {clamp.detail}" if clamp.detail else "")
+        )
+    lines += [_input_line(item) for item in record.inputs]
+    for candidate in record.candidates:
+        verdict = "taken" if candidate.taken else "left"
+        source = candidate.donor or "idle GPUs"
+        lines.append(f"candidate: {candidate.receiver} ← {source}: {verdict}, {candidate.reason}")
+    state = (
+        decision_pb2.OutcomeState.Name(record.outcome.state).removeprefix("OUTCOME_STATE_").lower().replace("_", " ")
+    )
+    lines.append(f"outcome: {state}" + (f": {record.outcome.detail}" if record.outcome.detail else ""))
+    lines += [f"operation: {operation_id}" for operation_id in record.outcome.operation_ids]
+    return lines
+
+
+def _time_words(time: Timestamp) -> str:
+    return time.ToJsonString()
+
+
+def _input_line(item: decision_pb2.DecisionInput) -> str:
+    quality = types_pb2.Quality.Name(item.measurement.quality).removeprefix("QUALITY_").lower()
+    if item.measurement.quality == types_pb2.QUALITY_PARTIAL:
+        quality = f"partial {item.measurement.reported} of {item.measurement.expected}"
+    value = f"{item.measurement.value:.4g} {item.unit}" if item.measurement.HasField("value") else "–"
+    detail = f" ({item.measurement.detail})" if item.measurement.detail else ""
+    return f"input: {item.name} = {value}, {quality}{detail}"

@@ -1,0 +1,165 @@
+"""A pool's overlay, who may be awake on which GPUs, and the awake set that it is born with.
+
+Names and order are deterministic: nodes and GPUs sorted, members in the pool's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from policy_engine.core.vocabulary import MemberKey
+from trimtab.config.resources import Pool, PoolMember, ServicePolicy
+from trimtab.words import Role
+
+Gpu = tuple[str, int]
+"""A GPU: its node's name and its index there."""
+
+MAX_NAME_LENGTH = 63
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayReplica:
+    """One replica that the pool may wake, and the GPUs that it needs for itself while awake."""
+
+    replica: str
+    member: MemberKey
+    model: str
+    profile: str
+    node: str
+    gpu_indices: tuple[int, ...]
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Its GPUs by name."""
+        return tuple((self.node, index) for index in self.gpu_indices)
+
+
+class OverlayError(ValueError):
+    """The pool cannot be laid out as asked; `field` is the path of what asks for too much."""
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(f"{field}: {description}")
+        self.field = field
+        self.description = description
+
+
+def member_key(member: PoolMember) -> MemberKey:
+    """The member's key."""
+    return MemberKey(member.service, member.role)
+
+
+def aligned_sets(indices: Iterable[int], size: int) -> list[tuple[int, ...]]:
+    """Every set of `size` consecutive GPUs that starts at a multiple of `size`: pairs and quads that share links."""
+    owned = set(indices)
+    starts = sorted(index for index in owned if index % size == 0)
+    sets = [tuple(range(start, start + size)) for start in starts]
+    return [gpu_set for gpu_set in sets if owned.issuperset(gpu_set)]
+
+
+def make_overlay(pool: Pool, policies: Mapping[str, ServicePolicy]) -> tuple[OverlayReplica, ...]:
+    """One replica per member and GPU set, by member, then node, then first GPU. Raises OverlayError."""
+    found: list[OverlayReplica] = []
+    for position, member in enumerate(pool.spec.members):
+        field = f"spec.members[{position}]"
+        policy = policies.get(member.service)
+        role = policy.spec.role(member.role) if policy is not None else None
+        if policy is None or role is None:
+            raise OverlayError(f"{field}.service", f"no ServicePolicy {member.service!r} with role {member.role.value}")
+        sets: list[tuple[str, tuple[int, ...]]]
+        if member.overlay:
+            sets = [(entry.node, tuple(sorted(entry.gpu_indices))) for entry in member.overlay]
+            for number, (_, gpu_set) in enumerate(sets):
+                if len(gpu_set) != role.gpus_per_replica:
+                    raise OverlayError(
+                        f"{field}.overlay[{number}]",
+                        f"has {len(gpu_set)} GPUs; a replica of {member.service} has {role.gpus_per_replica}",
+                    )
+        else:
+            sets = [
+                (entry.node, gpu_set)
+                for entry in pool.spec.gpus
+                for gpu_set in aligned_sets(entry.gpu_indices, role.gpus_per_replica)
+            ]
+        if not sets:
+            raise OverlayError(field, f"the pool has no {role.gpus_per_replica} aligned GPUs on one node")
+        for node, gpu_set in sorted(sets):
+            found.append(
+                OverlayReplica(
+                    replica=_name(member, node, gpu_set[0]),
+                    member=member_key(member),
+                    model=policy.spec.model,
+                    profile=role.profile,
+                    node=node,
+                    gpu_indices=gpu_set,
+                )
+            )
+    _require_unique(found)
+    return tuple(found)
+
+
+def _name(member: PoolMember, node: str, first_gpu: int) -> str:
+    role = "" if member.role == Role.COLOCATED else f"-{member.role.value}"
+    return f"{member.service}{role}-{node}-{first_gpu}"
+
+
+def _require_unique(overlay: list[OverlayReplica]) -> None:
+    names: set[str] = set()
+    for item in overlay:
+        if item.replica in names:
+            raise OverlayError("spec.members", f"two replicas would be called {item.replica}; give other GPU sets")
+        names.add(item.replica)
+
+
+def first_awake(
+    pool: Pool, policies: Mapping[str, ServicePolicy], overlay: tuple[OverlayReplica, ...]
+) -> tuple[str, ...]:
+    """The awake set at birth: `initialAwake` of each member, at least its floor, none overlapping.
+
+    Raises OverlayError.
+
+    Large replicas choose first, each taking the free set that leaves the most sets of its member's size whole
+    (the lowest GPUs, since sets are aligned).
+    """
+    wanted: list[tuple[int, int, MemberKey, int]] = []
+    for position, member in enumerate(pool.spec.members):
+        role = policies[member.service].spec.role(member.role)
+        if role is None:
+            raise OverlayError(f"spec.members[{position}].role", "the service has no such role")
+        count = max(member.initial_awake, role.min_replicas)
+        if count > role.max_replicas:
+            raise OverlayError(
+                f"spec.members[{position}].initialAwake", f"{count} is above maxReplicas {role.max_replicas}"
+            )
+        wanted.append((-role.gpus_per_replica, position, member_key(member), count))
+    taken: set[Gpu] = set()
+    awake: list[str] = []
+    for _, position, key, count in sorted(wanted, key=lambda item: item[:2]):
+        free = [item for item in overlay if item.member == key]
+        for number in range(count):
+            choice = next((item for item in free if taken.isdisjoint(item.gpus)), None)
+            if choice is None:
+                raise OverlayError(
+                    f"spec.members[{position}].initialAwake",
+                    f"{key} should start with {count} awake, and only {number} fit into the pool's "
+                    f"{pool.spec.budget_gpus} GPUs beside the other members",
+                )
+            taken.update(choice.gpus)
+            awake.append(choice.replica)
+    return tuple(sorted(awake))
+
+
+def adopt_awake(
+    overlay: tuple[OverlayReplica, ...], awake: Iterable[str], *, prefer: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """`awake` reduced to replicas of the overlay of which no two share a GPU; `prefer` wins a GPU that two claim."""
+    by_name = {item.replica: item for item in overlay}
+    preferred = set(prefer)
+    taken: set[Gpu] = set()
+    kept: list[str] = []
+    for name in sorted(set(awake), key=lambda replica: (replica not in preferred, replica)):
+        item = by_name.get(name)
+        if item is not None and taken.isdisjoint(item.gpus):
+            taken.update(item.gpus)
+            kept.append(name)
+    return tuple(sorted(kept))

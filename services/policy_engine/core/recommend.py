@@ -1,0 +1,210 @@
+"""What a scaled service's signals ask for, in units: proportional control and the latency brake.
+
+Proportional control acts on a sum of tokens per second (HeteroScale, Algorithm 2): `expected = aggregate / target`,
+where the aggregate also holds, while a queue does not shrink, the backlog's tokens over a drain horizon, since the
+rate of tokens is capped by the capacity that it should size. The brake (Algorithm 3) turns latencies, which stay flat
+and then jump, into floors of fixed size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing
+from policy_engine.core.units import UnitShape, ceil_units
+from policy_engine.core.vocabulary import Clamp, ClampKind, Rule
+from trimtab.config.resources import LatencyBrake, Proportional, ServicePolicySpec
+from trimtab.words import Quality, Role
+
+SEVERE_FACTOR = 1.2
+MODERATE_FACTOR = 1.1
+DEMAND_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests of one service, wherever they are: in its servers, or held by gateways."""
+
+    running: float
+    waiting: float
+    held: float
+    held_is_known: bool
+
+    @property
+    def queued(self) -> float:
+        """Requests that wait, in servers and at the front door."""
+        return self.waiting + self.held
+
+    @property
+    def any(self) -> bool:
+        """Whether anyone asks for anything."""
+        return self.running + self.queued > DEMAND_EPSILON
+
+
+def demand_of(views: tuple[RoleSignals, ...], front: FrontDoor) -> Demand:
+    """The demand that can be seen; what cannot be read adds nothing, and `held_is_known` says so of the gateways."""
+    return Demand(
+        running=sum(view.running.number(0.0) for view in views),
+        waiting=sum(view.waiting.number(0.0) for view in views),
+        held=front.held.number(0.0),
+        held_is_known=front.held.quality == Quality.OK,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Units that the signals ask for. `fit_for_in`: whether they may justify fewer than now.
+
+    `fit` is False when the metric could not be read at all: such a tick says nothing and is not remembered.
+    """
+
+    units: int
+    rule: Rule
+    expected_units: float | None
+    fit: bool
+    fit_for_in: bool
+    brake_presses: bool = False
+    clamps: tuple[Clamp, ...] = ()
+
+
+def metric_role(spec: ServicePolicySpec, proportional: Proportional) -> Role:
+    """The role whose tokens are counted."""
+    if spec.role(Role.COLOCATED) is not None:
+        return Role.COLOCATED
+    return Role.DECODE if proportional.metric == "decode-tps" else Role.PREFILL
+
+
+def metric_signal(proportional: Proportional, view: RoleSignals) -> Signal:
+    """The linear metric itself."""
+    return view.decode_tps if proportional.metric == "decode-tps" else view.prefill_tps
+
+
+def tokens_per_request(proportional: Proportional, view: RoleSignals, front: FrontDoor) -> float | None:
+    """Mean tokens of the metric's kind per request: from what arrives, else from what finishes; None when unknown."""
+    arriving = front.arrival_output_tps if proportional.metric == "decode-tps" else front.arrival_prompt_tps
+    finished = (metric_signal(proportional, view), view.request_rps)
+    pairs = (finished, (arriving, front.arrival_rps))
+    for tokens, requests in pairs:
+        if tokens.usable and requests.usable and requests.number(0.0) > 0 and tokens.number(0.0) > 0:
+            return tokens.number(0.0) / requests.number(1.0)
+    return None
+
+
+def proportional_units(
+    *,
+    spec: ServicePolicySpec,
+    proportional: Proportional,
+    shape: UnitShape,
+    base_units: int,
+    ready_units: float,
+    view: RoleSignals,
+    front: FrontDoor,
+    demand: Demand,
+    previous_queued: float | None,
+    floor_units: int,
+) -> Recommendation:
+    """Algorithm 2 on sums.
+
+    `base_units` are those that are ready or asked for, so that a slow start never compounds.
+    """
+    if base_units == 0:
+        return _from_zero(demand, floor_units)
+    signal = metric_signal(proportional, view)
+    if not signal.usable:
+        kind, detail = ClampKind.SIGNAL_QUALITY, f"{proportional.metric} is {signal.said()}"
+        if ready_units <= 0:
+            kind, detail = ClampKind.PENDING_REPLICAS, "no replica is ready yet"
+        clamp = Clamp(kind, float(base_units), float(base_units), detail)
+        return Recommendation(base_units, Rule.HOLD, None, fit=False, fit_for_in=False, clamps=(clamp,))
+    target = proportional.target_per_replica
+    # A replica that could not be read is counted at its target: neither idle nor overloaded.
+    aggregate = signal.number(0.0) + signal.unread_replicas * target
+    queue_stands = previous_queued is not None and demand.queued >= max(1.0, previous_queued)
+    per_request = tokens_per_request(proportional, view, front) if queue_stands else None
+    if per_request is not None:
+        aggregate += demand.queued * per_request / proportional.drain_horizon_s
+    expected = shape.units_of(metric_role(spec, proportional), aggregate / target)
+    ratio = expected / base_units
+    fit_for_in = signal.fit_for_release
+    wanted = ceil_units(expected)
+    clamps: tuple[Clamp, ...] = ()
+    if ratio > 1 + proportional.scale_out_tolerance:
+        units, rule = wanted, Rule.PROPORTIONAL_OUT
+    elif ratio < 1 - proportional.scale_in_tolerance:
+        units, clamps = _kept_from_zero(min(base_units, wanted), demand)
+        rule = Rule.PROPORTIONAL_IN
+    else:
+        units, rule = base_units, Rule.HOLD
+        if wanted != base_units:
+            clamps = (Clamp(ClampKind.TOLERANCE, float(wanted), float(base_units), f"R = {ratio:.3f}"),)
+    return Recommendation(units, rule, expected, fit=True, fit_for_in=fit_for_in, clamps=clamps)
+
+
+def _from_zero(demand: Demand, floor_units: int) -> Recommendation:
+    if demand.any or floor_units > 0:
+        rule = Rule.FROM_ZERO if demand.any else Rule.BOUNDS
+        return Recommendation(max(1, floor_units), rule, None, fit=True, fit_for_in=False)
+    return Recommendation(0, Rule.HOLD, 0.0, fit=True, fit_for_in=False)
+
+
+def _kept_from_zero(units: int, demand: Demand) -> tuple[int, tuple[Clamp, ...]]:
+    """The last unit stays while anyone asks for anything, and while no gateway could tell of the next request."""
+    if units > 0:
+        return units, ()
+    if demand.any:
+        return 1, (Clamp(ClampKind.MIN_REPLICAS, 0.0, 1.0, "requests are in the service"),)
+    if not demand.held_is_known:
+        detail = "no gateway reports demand: nothing would wake the service from zero"
+        return 1, (Clamp(ClampKind.SIGNAL_QUALITY, 0.0, 1.0, detail),)
+    return 0, ()
+
+
+def worst(signals: tuple[Signal, ...]) -> Signal:
+    """The largest usable value, or a missing one."""
+    usable = [signal for signal in signals if signal.usable]
+    return max(usable, key=lambda signal: signal.number(0.0)) if usable else missing("no samples")
+
+
+def with_brake(
+    recommendation: Recommendation,
+    *,
+    brake: LatencyBrake,
+    views: tuple[RoleSignals, ...],
+    demand: Demand,
+    ready_units: float,
+    base_units: int,
+) -> Recommendation:
+    """Raise `recommendation` to the brake's floor on ready replicas, and forbid scale-in while latency presses."""
+    pressing: list[tuple[float, str]] = []
+    ttft = worst(tuple(view.ttft_p95_s for view in views))
+    tbt = worst(tuple(view.tbt_p95_s for view in views))
+    for name, signal, target in (("TTFT", ttft, brake.ttft_target_s), ("TBT", tbt, brake.tbt_target_s)):
+        if target is None or not signal.usable:
+            continue
+        latency_s = signal.number(0.0)
+        for limit, factor in ((brake.alpha, SEVERE_FACTOR), (brake.beta, MODERATE_FACTOR)):
+            if latency_s >= limit * target:
+                pressing.append((factor, f"{name} p95 {latency_s:.3g} s is at least {limit:g} × {target:g} s"))
+                break
+    if not pressing and demand.queued >= 1 and not ttft.usable and ready_units > 0:
+        pressing.append((MODERATE_FACTOR, f"{demand.queued:.0f} requests wait and no latency was measured"))
+    if not pressing:
+        return recommendation
+    factor, why = max(pressing)
+    floor_units = ceil_units(factor * ready_units)
+    units, rule, clamps = recommendation.units, recommendation.rule, recommendation.clamps
+    if units < base_units:
+        clamps = (*clamps, Clamp(ClampKind.LATENCY_BRAKE, float(units), float(base_units), f"no scale-in: {why}"))
+        units, rule = base_units, Rule.HOLD
+    if floor_units > units:
+        clamps = (*clamps, Clamp(ClampKind.LATENCY_BRAKE, float(units), float(floor_units), why))
+        units, rule = floor_units, Rule.LATENCY_FLOOR
+    return Recommendation(
+        units,
+        rule,
+        recommendation.expected_units,
+        fit=recommendation.fit,
+        fit_for_in=recommendation.fit_for_in,
+        brake_presses=True,
+        clamps=clamps,
+    )
