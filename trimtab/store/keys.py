@@ -16,6 +16,7 @@ Values are protobuf messages in their binary form unless a function says otherwi
 ``SCHEMA_VERSION``: a process refuses a store of another version rather than misread it.
 """
 
+import hashlib
 import re
 
 PREFIX = "trimtab:"
@@ -144,7 +145,7 @@ def paused() -> str:
 
 
 def cycles() -> str:
-    """Stream of CycleResults, bounded."""
+    """Stream of Cycles, bounded."""
     return owned(PRESCHEDULER, "cycles")
 
 
@@ -154,8 +155,13 @@ def schedule_results() -> str:
 
 
 def deployment_groups() -> str:
-    """Hash: group → DeploymentGroup."""
+    """Hash: ``cluster/service/group`` → DeploymentGroup, as it was when its cluster was last seen."""
     return owned(PRESCHEDULER, "groups")
+
+
+def schedule_answer(request_id: str) -> str:
+    """Hash: digest of a Schedule call, and the ScheduleResponse it got; expires. Any ``request_id`` will do."""
+    return owned(PRESCHEDULER, "answers", hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest())
 
 
 # Actuator of one cluster
