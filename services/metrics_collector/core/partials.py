@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from metrics_collector.core.dialect import Quantity
 from metrics_collector.core.series import Counter
-from metrics_collector.core.windows import ReplicaWindow, Window, merge_histograms
+from metrics_collector.core.windows import RATES, ReplicaWindow, Window, merge_histograms
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 
@@ -22,14 +22,6 @@ LATENCIES: Mapping[Quantity, "pb.Latency.ValueType"] = {
     Quantity.QUEUE: pb.LATENCY_QUEUE,
     Quantity.E2E: pb.LATENCY_E2E,
 }
-
-_RATES: tuple[tuple["pb.Signal.ValueType", Counter], ...] = (
-    (pb.SIGNAL_PREFILL_TPS, Counter.PREFILL_TOKENS),
-    (pb.SIGNAL_PREFILL_CACHED_TPS, Counter.PREFILL_CACHED_TOKENS),
-    (pb.SIGNAL_DECODE_TPS, Counter.DECODE_TOKENS),
-    (pb.SIGNAL_REQUEST_RPS, Counter.FINISHED),
-    (pb.SIGNAL_PREEMPTION_RPS, Counter.PREEMPTIONS),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +69,7 @@ def role_partial(
     set_window(partial, window)
     stale = sum(item.stuck for item in reported)
     live = [item.window for item in reported if item.window is not None and not item.stuck]
-    for signal, counter in _RATES:
+    for signal, counter in RATES:
         _add_sum(partial, signal, live, stale, [replica.rates.get(counter) for replica in live])
     _add_sum(partial, pb.SIGNAL_RUNNING, live, stale, [replica.running for replica in live])
     _add_sum(partial, pb.SIGNAL_WAITING, live, stale, [replica.waiting for replica in live])

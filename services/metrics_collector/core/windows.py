@@ -12,6 +12,16 @@ from itertools import pairwise
 from metrics_collector.core.dialect import Quantity
 from metrics_collector.core.sample import Histogram
 from metrics_collector.core.series import Counter, Point, Series
+from trimtab.api.collector.v1 import collector_pb2 as pb
+
+RATES: tuple[tuple["pb.Signal.ValueType", Counter], ...] = (
+    (pb.SIGNAL_PREFILL_TPS, Counter.PREFILL_TOKENS),
+    (pb.SIGNAL_PREFILL_CACHED_TPS, Counter.PREFILL_CACHED_TOKENS),
+    (pb.SIGNAL_DECODE_TPS, Counter.DECODE_TOKENS),
+    (pb.SIGNAL_REQUEST_RPS, Counter.FINISHED),
+    (pb.SIGNAL_PREEMPTION_RPS, Counter.PREEMPTIONS),
+)
+"""Signals that are a counter's increase per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +55,19 @@ class ReplicaWindow:
     reset: bool = False
     warming: bool = False
     asleep: bool = False
+
+    def values(self) -> "tuple[tuple[pb.Signal.ValueType, float | None], ...]":
+        """Each signal of one replica and its value; None where it could not be told."""
+        if self.asleep:
+            return ()
+        hits, queries = self.increases.get(Counter.PREFIX_HITS), self.increases.get(Counter.PREFIX_QUERIES)
+        return (
+            *((signal, self.rates.get(counter)) for signal, counter in RATES),
+            (pb.SIGNAL_RUNNING, self.running),
+            (pb.SIGNAL_WAITING, self.waiting),
+            (pb.SIGNAL_KV_USAGE_RATIO, self.kv_usage_ratio),
+            (pb.SIGNAL_PREFIX_HIT_RATIO, hits / queries if hits is not None and queries else None),
+        )
 
 
 def replica_window(series: Series, window: Window) -> ReplicaWindow | None:

@@ -1,0 +1,160 @@
+"""The collector's keys in the store: newest partials, newest samples, history; and the merge of what is read back.
+
+All writes of a round go in one pipeline, and so does the read of what every collector has written about each role.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import structlog
+
+from metrics_collector.core.partials import RoleKey
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.api.common.v1 import types_pb2
+from trimtab.store import keys
+from trimtab.store.client import Store
+from trimtab.store.codec import decode
+from trimtab.store.errors import CorruptEntry
+from trimtab.store.observations import merge
+from trimtab.store.streams import MAX_READ, BoundedStream
+
+log = structlog.get_logger(__name__)
+
+# What nobody writes any more leaves the store by itself.
+_EXPIRE_S = 600
+_TRIM_EVERY_ROUNDS = 60
+
+
+class Archive:
+    """Reads and writes observations. Every method raises ``StoreUnavailable``."""
+
+    def __init__(self, store: Store, *, collector: str, history_windows: int, history_retention_s: float) -> None:
+        self._store = store
+        self._collector = collector
+        self._history_windows = history_windows
+        self._history_retention_s = history_retention_s
+        self._streams: dict[RoleKey, BoundedStream[pb.RolePartial]] = {}
+        self._written: set[RoleKey] = set()
+        self._replicas: dict[RoleKey, set[str]] = {}
+        self._known: set[RoleKey] = set()
+        self._rounds = 0
+
+    async def write(
+        self, partials: Sequence[pb.RolePartial], samples: Iterable[pb.ReplicaSample], *, at_s: float
+    ) -> list[pb.RoleObservation]:
+        """Write one round; gives the merged observation of every role known to the store, in order.
+
+        A role or replica that was in the last round and is not in this one is removed.
+        """
+        by_role: dict[RoleKey, dict[str, bytes]] = {}
+        for sample in samples:
+            key = RoleKey(service=sample.service, role=sample.role)
+            by_role.setdefault(key, {})[sample.replica] = sample.SerializeToString()
+        pipeline = self._store.redis.pipeline(transaction=False)
+        now = {RoleKey(service=partial.service, role=partial.role): partial for partial in partials}
+        for key, partial in now.items():
+            name = role_name(key)
+            latest = keys.latest_partials(key.service, name)
+            pipeline.hset(latest, self._collector, partial.SerializeToString())
+            pipeline.expire(latest, _EXPIRE_S)
+            stream = self._stream(key)
+            pipeline.execute_command(*stream.append_command(partial))
+            if self._rounds % _TRIM_EVERY_ROUNDS == 0:
+                oldest_ms = max(0, round((at_s - self._history_retention_s) * 1000))
+                pipeline.xtrim(stream.key, minid=oldest_ms, approximate=False)
+                pipeline.expire(stream.key, round(self._history_retention_s) + _EXPIRE_S)
+            pipeline.hset(keys.observed_roles(), f"{key.service}/{name}", f"{at_s:.3f}")
+        for key in sorted(self._written - now.keys(), key=_order):
+            pipeline.hdel(keys.latest_partials(key.service, role_name(key)), self._collector)
+        for key in sorted(self._replicas.keys() | by_role.keys(), key=_order):
+            written = by_role.get(key, {})
+            hash_key = keys.latest_samples(key.service, role_name(key))
+            if written:
+                pipeline.hset(hash_key, items=[part for pair in sorted(written.items()) for part in pair])
+                pipeline.expire(hash_key, _EXPIRE_S)
+            gone = self._replicas.get(key, set()) - written.keys()
+            if gone:
+                pipeline.hdel(hash_key, *sorted(gone))
+        places = [
+            keys.latest_partials(key.service, role_name(key)) for key in sorted(now.keys() | self._known, key=_order)
+        ]
+        read_from = len(pipeline)
+        for place in places:
+            pipeline.hgetall(place)
+        pipeline.hgetall(keys.observed_roles())
+        *replies, seen = (await pipeline.execute())[read_from:]
+        self._rounds += 1
+        self._written = set(now)
+        self._replicas = {key: set(written) for key, written in by_role.items()}
+        self._known = {key for key, last_s in _observed(seen).items() if last_s > at_s - _EXPIRE_S}
+        merged = [_merged(reply, place=place) for place, reply in zip(places, replies, strict=True)]
+        return [observation for observation in merged if observation is not None]
+
+    async def latest(self, wanted: Sequence[RoleKey]) -> list[pb.RoleObservation | None]:
+        """The newest merged observation of each role; None for one that was never observed."""
+        pipeline = self._store.redis.pipeline(transaction=False)
+        places = [keys.latest_partials(key.service, role_name(key)) for key in wanted]
+        for place in places:
+            pipeline.hgetall(place)
+        replies = await pipeline.execute() if places else []
+        return [_merged(reply, place=place) for place, reply in zip(places, replies, strict=True)]
+
+    async def roles(self) -> list[RoleKey]:
+        """Every role that any collector has written, in order."""
+        return sorted(
+            _observed(cast("dict[bytes, bytes]", await self._store.redis.hgetall(keys.observed_roles()))), key=_order
+        )
+
+    async def history(
+        self, key: RoleKey, *, start_s: float, end_s: float, max_results: int
+    ) -> list[pb.RoleObservation]:
+        """The newest ``max_results`` windows that ended in [start_s, end_s), oldest first."""
+        # An entry is appended when its window has ended, or some rounds later at worst.
+        entries = await self._stream(key).read_between(start_s, end_s + 10.0, MAX_READ)
+        windows: dict[int, list[pb.RolePartial]] = {}
+        for entry in entries:
+            end_us = entry.message.window_end.ToMicroseconds()
+            if start_s * 1e6 <= end_us < end_s * 1e6:
+                windows.setdefault(end_us, []).append(entry.message)
+        return [merge(windows[end_us]) for end_us in sorted(windows)[-max_results:]]
+
+    def _stream(self, key: RoleKey) -> BoundedStream[pb.RolePartial]:
+        if key not in self._streams:
+            self._streams[key] = BoundedStream(
+                self._store,
+                keys.partial_history(key.service, role_name(key)),
+                pb.RolePartial,
+                maxlen=self._history_windows,
+                retention_s=self._history_retention_s,
+            )
+        return self._streams[key]
+
+
+def role_name(key: RoleKey) -> str:
+    """As the store's keys have it, such as ``ROLE_DECODE``."""
+    return types_pb2.Role.Name(key.role)
+
+
+def _order(key: RoleKey) -> tuple[str, int]:
+    return key.service, key.role
+
+
+def _observed(reply: Mapping[bytes, bytes]) -> dict[RoleKey, float]:
+    """Role → when its last window was written, from the hash of observed roles; unknown roles are passed over."""
+    found: dict[RoleKey, float] = {}
+    for field, last in reply.items():
+        service, _, name = field.decode("utf-8", "replace").rpartition("/")
+        number = types_pb2.Role.DESCRIPTOR.values_by_name.get(name)
+        if number is not None:
+            found[RoleKey(service=service, role=types_pb2.Role.Value(name))] = float(last)
+    return found
+
+
+def _merged(reply: Mapping[bytes, bytes], *, place: str) -> pb.RoleObservation | None:
+    partials: list[pb.RolePartial] = []
+    for field in sorted(reply):
+        try:
+            partials.append(decode(pb.RolePartial, reply[field], place=f"{place} {field.decode()}"))
+        except CorruptEntry as error:
+            log.warning("partial in the store is unreadable", error=str(error))
+    return merge(partials) if partials else None

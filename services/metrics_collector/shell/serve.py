@@ -1,0 +1,166 @@
+"""Puts the collector together and runs it until the stop."""
+
+import aiohttp
+import structlog
+
+from metrics_collector.core.dialect import VLLM_V1
+from metrics_collector.core.exposition import PageReader
+from metrics_collector.core.targets import TargetsError, merge_targets
+from metrics_collector.shell.archive import Archive
+from metrics_collector.shell.fetch import Fetcher
+from metrics_collector.shell.metrics import FleetMetrics, ScrapeMetrics
+from metrics_collector.shell.publisher import Publisher
+from metrics_collector.shell.scraper import Scraper
+from metrics_collector.shell.servicer import SERVICE_NAME, CollectorServicer
+from metrics_collector.shell.settings import CollectorSettings
+from metrics_collector.shell.sources import ActuatorTargets, FileTargets, load_file
+from trimtab.api.actuator.v1 import actuator_pb2_grpc
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.api.collector.v1 import collector_pb2_grpc
+from trimtab.errors import StartupError
+from trimtab.rpc.clients import ClientTls, channel
+from trimtab.rpc.run import ServiceContext, run_until_stopped
+from trimtab.rpc.server import RpcServer
+from trimtab.rpc.watch import WatchHub
+from trimtab.store.client import Store
+from trimtab.store.clock import StoreClock
+from trimtab.store.errors import StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(settings: CollectorSettings, context: ServiceContext) -> None:
+    """Runs until ``context.stopping``. Raises ``StartupError`` for what the operator has to mend.
+
+    The gRPC port is open, and NOT_SERVING, while the store is waited for.
+    """
+    _check_files(settings)
+    store = Store(settings.store_url)
+    channels = {
+        cluster: channel(address, tls=ClientTls.from_settings(settings))
+        for cluster, address in sorted(settings.actuators.items())
+    }
+    # No pool limit: one request in flight per target is the limit, and a hanging target must not hold up others.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=max(15.0, 3 * settings.scrape_interval_s))
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        try:
+            collector = _Collector(settings, context, store, session)
+            collector.actuators = [
+                ActuatorTargets(cluster, actuator_pb2_grpc.ActuatorServiceStub(one), collector.update_targets)
+                for cluster, one in channels.items()
+            ]
+            await collector.run()
+        finally:
+            for one in channels.values():
+                await one.close()
+            await store.close()
+
+
+def _check_files(settings: CollectorSettings) -> None:
+    """A document that is wrong from the start is the operator's to mend; one that is not there yet is waited for."""
+    for path in settings.targets_files:
+        if path.exists():
+            try:
+                load_file(path)
+            except TargetsError as error:
+                raise StartupError(str(error)) from error
+
+
+class _Collector:
+    """The parts, wired."""
+
+    def __init__(
+        self, settings: CollectorSettings, context: ServiceContext, store: Store, session: aiohttp.ClientSession
+    ) -> None:
+        self._settings = settings
+        self._context = context
+        self._store = store
+        self._clock = StoreClock(store)
+        metrics = ScrapeMetrics(context.registry)
+        self.actuators: list[ActuatorTargets] = []
+        self._files = FileTargets(settings.targets_files, self.update_targets)
+        fetcher = Fetcher(
+            session,
+            sample_names=VLLM_V1.sample_names(),
+            filter_pages=settings.filter_pages,
+            timeout_s=settings.scrape_timeout_s,
+            max_page_bytes=settings.max_page_bytes,
+        )
+        self._scraper = Scraper(settings, fetcher, PageReader(VLLM_V1), metrics, now_s=self._clock.now_s)
+        archive = Archive(
+            store,
+            collector=settings.collector,
+            history_windows=settings.history_windows,
+            history_retention_s=settings.history_retention_s,
+        )
+        self._publisher = Publisher(
+            settings,
+            archive,
+            metrics,
+            targets=lambda: self._scraper.targets,
+            statuses=lambda: self._scraper.statuses,
+            replica_revisions=self._replica_revisions,
+            now_s=self._clock.now_s,
+            on_observation=lambda item: self._hub.publish(pb.WatchObservationsResponse(observation=item)),
+        )
+        self._hub: WatchHub[pb.WatchObservationsResponse] = WatchHub(
+            snapshot=list,
+            bookmark=lambda: pb.WatchObservationsResponse(bookmark=pb.Bookmark(revision=self._publisher.revision)),
+            stopping=context.stopping,
+        )
+        context.registry.register(
+            FleetMetrics(
+                lambda: list(self._publisher.observations.values()),
+                lambda: self._scraper.statuses,
+                lambda: {actuator.cluster: actuator.connected for actuator in self.actuators},
+            )
+        )
+        self._server = RpcServer(settings, context)
+        servicer = CollectorServicer(
+            archive,
+            self._publisher,
+            self._hub,
+            targets=lambda: self._scraper.targets,
+            statuses=lambda: self._scraper.statuses,
+            now_s=self._clock.now_s,
+            keep_s=settings.window_s + settings.demand_expiry_s,
+        )
+        self._server.add(collector_pb2_grpc.add_CollectorServiceServicer_to_server, servicer, SERVICE_NAME)
+
+    async def run(self) -> None:
+        settings, context = self._settings, self._context
+        self._server.set_serving(SERVICE_NAME, False)
+        await self._server.start()
+        try:
+            try:
+                await self._store.wait_until_up(stopping=context.stopping)
+                await self._store.check_schema()
+            except StoreUnavailable:
+                if context.stopping.is_set():
+                    return
+                raise
+            await self._clock.refresh()
+            self._files.poll()
+            self._server.set_serving(SERVICE_NAME, True)
+            await run_until_stopped(
+                context,
+                self._clock.run(context.stopping),
+                self._files.run(context, interval_s=settings.targets_poll_s),
+                *(one.run(context, lost_after_s=settings.actuator_lost_after_s) for one in self.actuators),
+                self._scraper.run(context.stopping),
+                self._publisher.run(context),
+            )
+        finally:
+            await self._server.drain()
+
+    def update_targets(self) -> None:
+        """A source has changed."""
+        targets = merge_targets(
+            self._files.targets,
+            [target for one in self.actuators for target in one.targets],
+            actuators_configured=bool(self._settings.actuators),
+        )
+        self._scraper.update(targets)
+
+    def _replica_revisions(self) -> dict[str, int]:
+        return {one.cluster: one.revision for one in self.actuators if one.revision is not None}

@@ -1,0 +1,201 @@
+"""``trimtab.collector.v1.CollectorService``: requests are parsed here, answers come from the core and the store."""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from metrics_collector.core.demand import DemandReport, report
+from metrics_collector.core.partials import RoleKey
+from metrics_collector.core.status import TargetStatus, describe_target
+from metrics_collector.core.targets import Target
+from metrics_collector.shell.archive import Archive, role_name
+from metrics_collector.shell.publisher import Publisher
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.api.collector.v1 import collector_pb2_grpc
+from trimtab.api.common.v1 import types_pb2
+from trimtab.rpc.errors import NotFound
+from trimtab.rpc.validate import Violations
+from trimtab.rpc.watch import WatchHub
+
+SERVICE_NAME = "trimtab.collector.v1.CollectorService"
+
+_DEFAULT_PAGE_SIZE = 500
+_MAX_PAGE_SIZE = 1000
+_MAX_KEYS = 1000
+_DEFAULT_HISTORY = 500
+_MAX_HISTORY = 5000
+_MAX_DEMANDS = 10_000
+_MAX_REPORT_INTERVAL_S = 60.0
+_MAX_COUNT = 10**12
+_END_OF_TIME_S = 253_402_300_799.0
+
+_Context = Any  # grpc.aio.ServicerContext, whose two type parameters differ by method.
+
+
+class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
+    """The service's six methods. Raises ``trimtab.rpc.errors``; a store that is away becomes UNAVAILABLE."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        publisher: Publisher,
+        hub: WatchHub[pb.WatchObservationsResponse],
+        *,
+        targets: Callable[[], Mapping[str, Target]],
+        statuses: Callable[[], Mapping[str, TargetStatus]],
+        now_s: Callable[[], float],
+        keep_s: float,
+    ) -> None:
+        self._archive = archive
+        self._publisher = publisher
+        self._hub = hub
+        self._targets = targets
+        self._statuses = statuses
+        self._now_s = now_s
+        self._keep_s = keep_s
+
+    async def ListTargets(self, request: pb.ListTargetsRequest, context: _Context) -> pb.ListTargetsResponse:
+        """Targets by id; the token is the last id of the page before, so that targets may come and go meanwhile."""
+        violations = Violations()
+        if request.service:
+            violations.identifier("service", request.service)
+        violations.require("page_size", request.page_size <= _MAX_PAGE_SIZE, f"may be at most {_MAX_PAGE_SIZE}")
+        violations.bounded_string("page_token", request.page_token, max_length=512, required=False)
+        violations.raise_if_any()
+        statuses = self._statuses()
+        rows = [
+            (target_id, target)
+            for target_id, target in sorted(self._targets().items())
+            if target_id > request.page_token and request.service in ("", target.service)
+        ]
+        page = rows[: request.page_size or _DEFAULT_PAGE_SIZE]
+        return pb.ListTargetsResponse(
+            targets=[describe_target(target, statuses[target_id]) for target_id, target in page],
+            next_page_token=page[-1][0] if len(rows) > len(page) else "",
+        )
+
+    async def GetObservation(self, request: pb.GetObservationRequest, context: _Context) -> pb.GetObservationResponse:
+        """NOT_FOUND with reason ROLE_NOT_OBSERVED when no collector has written about the role."""
+        violations = Violations()
+        key = _role_key(violations, "key", request.key)
+        violations.raise_if_any()
+        (observation,) = await self._archive.latest([key])
+        if observation is None:
+            raise _not_observed(key)
+        return pb.GetObservationResponse(observation=observation)
+
+    async def BatchGetObservations(
+        self, request: pb.BatchGetObservationsRequest, context: _Context
+    ) -> pb.BatchGetObservationsResponse:
+        """In the order of the keys; by service and role when none are given."""
+        wanted = _role_keys(request.keys)
+        observations = await self._archive.latest(wanted or await self._archive.roles())
+        response = pb.BatchGetObservationsResponse(observations=[item for item in observations if item is not None])
+        if wanted:
+            response.missing.extend(
+                pb.RoleKey(service=key.service, role=key.role)
+                for key, item in zip(wanted, observations, strict=True)
+                if item is None
+            )
+        return response
+
+    async def QueryHistory(self, request: pb.QueryHistoryRequest, context: _Context) -> pb.QueryHistoryResponse:
+        """Windows that ended in [start_time, end_time); without an end until now, without a start from the first."""
+        violations = Violations()
+        key = _role_key(violations, "key", request.key)
+        start_s = _seconds(violations, "start_time", request.start_time) if request.HasField("start_time") else 0.0
+        end_s = (
+            _seconds(violations, "end_time", request.end_time)
+            if request.HasField("end_time")
+            else self._now_s() + self._keep_s
+        )
+        violations.require("end_time", end_s > start_s or not request.HasField("end_time"), "must be after start_time")
+        violations.require("max_results", request.max_results <= _MAX_HISTORY, f"may be at most {_MAX_HISTORY}")
+        violations.raise_if_any()
+        observations = await self._archive.history(
+            key, start_s=start_s, end_s=end_s, max_results=request.max_results or _DEFAULT_HISTORY
+        )
+        if not observations and (await self._archive.latest([key]))[0] is None:
+            raise _not_observed(key)
+        return pb.QueryHistoryResponse(observations=observations)
+
+    async def WatchObservations(
+        self, request: pb.WatchObservationsRequest, context: _Context
+    ) -> AsyncIterator[pb.WatchObservationsResponse]:
+        """The snapshot holds what is known of the roles asked for; later ones of them come as they appear."""
+        wanted = frozenset(_role_keys(request.keys))
+
+        def snapshot() -> list[pb.WatchObservationsResponse]:
+            known = self._publisher.observations
+            found = [known[key] for key in known if not wanted or key in wanted]
+            return [
+                pb.WatchObservationsResponse(
+                    snapshot=pb.ObservationSnapshot(observations=found, revision=self._publisher.revision)
+                )
+            ]
+
+        def keep(message: pb.WatchObservationsResponse) -> bool:
+            return not wanted or RoleKey(service=message.observation.service, role=message.observation.role) in wanted
+
+        async for message in self._hub.watch(snapshot=snapshot, keep=keep):
+            yield message
+
+    async def ReportDemand(self, request: pb.ReportDemandRequest, context: _Context) -> pb.ReportDemandResponse:
+        """Counts are added to the windows that the reported interval lies in; what is held replaces what was."""
+        violations = Violations()
+        violations.identifier("gateway", request.gateway)
+        violations.require("demands", len(request.demands) <= _MAX_DEMANDS, f"may have at most {_MAX_DEMANDS}")
+        demands: dict[str, DemandReport] = {}
+        now_s = self._now_s()
+        for index, demand in enumerate(request.demands[:_MAX_DEMANDS]):
+            with violations.below(f"demands[{index}]"):
+                violations.identifier("service", demand.service)
+                violations.require("service", demand.service not in demands, "is reported twice")
+                violations.finite_number("interval_s", demand.interval_s, above=0, maximum=_MAX_REPORT_INTERVAL_S)
+                for name in ("arrivals", "prompt_tokens", "requested_output_tokens", "held"):
+                    violations.require(name, getattr(demand, name) <= _MAX_COUNT, f"may be at most {_MAX_COUNT}")
+            demands[demand.service] = DemandReport(
+                at_s=now_s,
+                interval_s=demand.interval_s,
+                arrivals=demand.arrivals,
+                prompt_tokens=demand.prompt_tokens,
+                requested_output_tokens=demand.requested_output_tokens,
+                held=demand.held,
+            )
+        violations.raise_if_any()
+        self._publisher.demand = report(self._publisher.demand, request.gateway, demands, keep_s=self._keep_s)
+        return pb.ReportDemandResponse()
+
+
+def _role_key(violations: Violations, field: str, key: pb.RoleKey) -> RoleKey:
+    with violations.below(field):
+        violations.identifier("service", key.service)
+        # Role 0 is the front door; anything else must be a role that is known here.
+        violations.require("role", key.role in types_pb2.Role.values(), f"{key.role} is not a known role")
+    return RoleKey(service=key.service, role=key.role)
+
+
+def _role_keys(keys: Iterable[pb.RoleKey]) -> list[RoleKey]:
+    """Parsed and without duplicates. Raises ``InvalidRequest``."""
+    given = list(keys)
+    violations = Violations()
+    violations.require("keys", len(given) <= _MAX_KEYS, f"may be at most {_MAX_KEYS}")
+    wanted = [_role_key(violations, f"keys[{index}]", key) for index, key in enumerate(given[:_MAX_KEYS])]
+    violations.raise_if_any()
+    return list(dict.fromkeys(wanted))
+
+
+def _seconds(violations: Violations, field: str, timestamp: Timestamp) -> float:
+    seconds = timestamp.seconds + timestamp.nanos / 1e9
+    violations.finite_number(field, seconds, minimum=0, maximum=_END_OF_TIME_S)
+    return seconds
+
+
+def _not_observed(key: RoleKey) -> NotFound:
+    what = "the front door" if key.role == types_pb2.ROLE_UNSPECIFIED else role_name(key)
+    return NotFound(
+        "ROLE_NOT_OBSERVED",
+        f"{what} of service {key.service!r} was never observed; ListTargets shows what is scraped",
+        {"service": key.service, "role": role_name(key)},
+    )

@@ -1,0 +1,68 @@
+"""What the collector can be told."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from metrics_collector.core.exposition import MAX_PAGE_BYTES
+from metrics_collector.core.targets import ROLES
+from trimtab.api.common.v1 import types_pb2
+from trimtab.config.settings import Address, ServiceSettings
+from trimtab.rpc.validate import is_identifier
+
+
+def _checked_name(value: str) -> str:
+    if not is_identifier(value):
+        raise ValueError(f"{value!r} is not a name of lower-case letters, digits and hyphens, at most 63")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+
+
+class CollectorSettings(ServiceSettings):
+    """Metrics collector: scrapes vLLM servers and publishes each role's window."""
+
+    listen: Address = Field("127.0.0.1:7001", description="gRPC address")
+    metrics_listen: Address = Field("127.0.0.1:9001", description="address of /metrics (HTTP)")
+    collector: Name = Field("collector-0", description="name of this collector, unique among those of a store")
+    actuators: dict[Name, Address] = Field({}, description="cluster=host:port of the actuators, the reference")
+    targets_files: list[Path] = Field([], description="Prometheus file_sd documents, JSON or YAML; re-read on change")
+    targets_poll_s: float = Field(1.0, ge=0.05, le=600, description="how often the files are looked at")
+    scrape_interval_s: float = Field(1.0, ge=0.1, le=60, description="from scrape to scrape, and window to window")
+    scrape_timeout_s: float = Field(0.8, gt=0, le=60, description="bound of one scrape; below the interval")
+    window_s: float = Field(5.0, ge=0.2, le=600, description="length of the sliding window")
+    max_page_bytes: int = Field(MAX_PAGE_BYTES, ge=1024, le=MAX_PAGE_BYTES, description="largest page, unpacked")
+    max_backoff_s: float = Field(5.0, ge=0, le=600, description="longest pause between scrapes of a failing target")
+    filter_pages: bool = Field(True, description="ask /metrics/?name[]=… first; the full page where that is 404")
+    stuck_after_s: float = Field(
+        10.0, gt=0, le=3600, description="longest iteration: gauges that stand longer are stuck"
+    )
+    stuck_after_by_role: dict[str, float] = Field({}, description="role=seconds, where a role's iterations are longer")
+    actuator_lost_after_s: float = Field(5.0, gt=0, le=600, description="silence after which an actuator is lost")
+    demand_expiry_s: float = Field(3.0, gt=0, le=600, description="silence after which a gateway's demand is dropped")
+    history_windows: int = Field(3600, ge=1, le=100_000, description="windows kept per role and collector")
+    history_retention_s: float = Field(3600.0, gt=0, description="how long windows are kept")
+
+    @model_validator(mode="after")
+    def _check_times(self) -> "CollectorSettings":
+        if self.scrape_timeout_s >= self.scrape_interval_s:
+            raise ValueError("scrape_timeout_s must be below scrape_interval_s")
+        if self.window_s < 2 * self.scrape_interval_s:
+            raise ValueError("window_s must hold at least two scrapes: twice scrape_interval_s")
+        if self.stuck_after_s < self.scrape_interval_s:
+            raise ValueError("stuck_after_s is shorter than scrape_interval_s: every gauge would look stuck")
+        for role, seconds in self.stuck_after_by_role.items():
+            if role not in ROLES:
+                raise ValueError(f"stuck_after_by_role: {role!r} is none of {', '.join(ROLES)}")
+            if not self.scrape_interval_s <= seconds <= 3600:
+                raise ValueError(f"stuck_after_by_role: {role} must lie between scrape_interval_s and 3600")
+        return self
+
+    def stuck_after(self, role: "types_pb2.Role.ValueType") -> float:
+        """Longest iteration of a role, in seconds."""
+        for name, seconds in self.stuck_after_by_role.items():
+            if ROLES[name] == role:
+                return seconds
+        return self.stuck_after_s
