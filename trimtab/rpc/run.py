@@ -126,7 +126,7 @@ def _status_of(name: str, task: asyncio.Future[None], context: ServiceContext) -
     """Exit status for how ``serve`` ended, after saying on stderr what there is to say."""
     if task.cancelled():
         return 0 if context.stopping.is_set() else 1
-    error = task.exception()
+    error = _first_leaf(task.exception())
     if error is None:
         if context.stopping.is_set():
             return 0
@@ -145,6 +145,13 @@ def _status_of(name: str, task: asyncio.Future[None], context: ServiceContext) -
         log.error("service failed", exc_info=error)
         _say(name, f"failed: {type(error).__name__}: {error}")
     return 1
+
+
+def _first_leaf(error: BaseException | None) -> BaseException | None:
+    """A task group wraps what went wrong; the first cause is what the reader can act on."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _on_signals(context: ServiceContext, task: asyncio.Future[None]) -> None:

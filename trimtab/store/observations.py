@@ -38,8 +38,9 @@ def merge(partials: Sequence[pb.RolePartial], *, expected: Collection[str] | Non
     """The observation that ``partials`` (at least one, all of one service and role) amount to.
 
     The newest partial of each collector counts. One whose window ended before the newest window began is too old, and
-    its replicas are missing (after ``FORGET_S``, forgotten). Where two collectors report the same replica, only the newer partial counts (at a tie the
-    one with more replicas, then by name): sums cannot be taken apart, and counting twice is worse than "partial".
+    its replicas are missing (after ``FORGET_S``, forgotten). Where two collectors report the same replica, only the
+    newer partial counts (at a tie the one with more replicas, then by name): sums cannot be taken apart, and counting
+    twice is worse than "partial".
     Raises ``ValueError`` for no partial and for partials of different roles.
     """
     if not partials:
