@@ -46,15 +46,15 @@ def test_ports_are_published_on_loopback_alone(name: str) -> None:
         assert published.startswith("127.0.0.1:"), f"{name} publishes {published}"
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "setup"])
-def test_a_long_lived_container_has_a_health_check_and_restarts(name: str) -> None:
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_has_a_health_check_and_restarts(name: str) -> None:
     service = SERVICES[name]
     assert service["restart"] == "unless-stopped"
     in_image = "build" in service and "HEALTHCHECK" in _dockerfile_targets()[service["build"]["target"]]
     assert in_image or "test" in service["healthcheck"]
 
 
-def test_every_dependency_waits_for_health_or_completion() -> None:
+def test_every_dependency_waits_for_health() -> None:
     waits = [
         (name, on, how["condition"])
         for name, service in SERVICES.items()
@@ -62,8 +62,7 @@ def test_every_dependency_waits_for_health_or_completion() -> None:
     ]
     assert len(waits) >= 10
     for name, on, condition in waits:
-        wanted = "service_completed_successfully" if on == "setup" else "service_healthy"
-        assert condition == wanted, f"{name} waits for {on} to be {condition}"
+        assert condition == "service_healthy", f"{name} waits for {on} to be {condition}"
 
 
 @pytest.mark.parametrize("name", GRPC_SERVICES)

@@ -253,7 +253,7 @@ def _allows(manifests: list[Manifest], source: str, target: str, port: int) -> b
         ("actuator", "valkey", 6379),
         ("actuator", "fleet", 8090),
         ("actuator", "fleet", 8100),
-        ("metrics-collector", "fleet", 8163),
+        ("metrics-collector", "fleet", 8999),
         ("gateway", "fleet", 8100),
         ("stranger", "gateway", 8080),
         ("client", "policy-engine", 7002),
@@ -283,7 +283,7 @@ def test_the_flow_passes(manifests: list[Manifest], source: str, target: str, po
         ("prescheduler", "policy-engine", 7002),
         ("fleet", "valkey", 6379),
         ("fleet", "actuator", 7004),
-        ("actuator", "fleet", 8164),
+        ("actuator", "fleet", 9000),
     ],
 )
 def test_nothing_else_passes(manifests: list[Manifest], source: str, target: str, port: int) -> None:
