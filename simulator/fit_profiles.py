@@ -1,0 +1,223 @@
+"""`python -m simulator.fit_profiles DATA_DIR`: fit the packaged profiles to measured tables and write them.
+
+DATA_DIR holds `perf/` (aiconfigurator, vidur, llmservingsim) and `lifecycle/`, or is that `perf` folder. With
+`--check` nothing is written: the command compares what is packaged with a fresh fit and fails when they differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from simulator.core.engine import EngineLimits
+from simulator.core.timing import IterationModel
+from simulator.fitting.architectures import LLAMA_3_8B, LLAMA_3_70B, QWEN_2_5_7B, QWEN_2_5_14B, Architecture
+from simulator.fitting.lifecycle import lifecycle_times
+from simulator.fitting.overload import Grade, fit_host_s, grade, replay
+from simulator.fitting.tables import TableError, read_bench
+from simulator.fitting.timing import TimingFit, cross_check, fit_from_operators, fit_from_servingsim
+from simulator.profiles import parse_profile
+
+_MEMORY_SHARE = 0.85
+"""Part of a GPU's memory that an awake server takes; the rest is for sleepers on the same GPU."""
+_PRO_LIMITS = EngineLimits(
+    max_num_batched_tokens=2048, max_num_seqs=128, block_size=16, num_gpu_blocks=33_000, max_model_len=32_768
+)
+_RTX4090_KV_TOKENS = 43_500
+"""Read off the recorded run: tokens held over the KV usage shown, in the seconds before preemption starts."""
+_TRE = "TRE paper (A100-40GB, 7B to 14B models)"
+_BLOG = "vLLM blog of 2025-10-26 (vLLM 0.11, A100)"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """One profile to write."""
+
+    name: str
+    model: str
+    gpu_type: str
+    gpu_memory_gib: float
+    tensor_parallel: int
+    architecture: Architecture
+    system: str
+    """aiconfigurator's name of the GPU system, or LLMServingSim's of card and model."""
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    runtime_gib: float
+    sleeper_gib: float
+    link_bytes_per_s: float
+    link: str
+    vidur_model: str = ""
+    kv_cache_tokens: int | None = None
+
+
+_CX6 = "25 GB/s a GPU between nodes (200 Gb/s, aiconfigurator's A100 system)"
+_CX7 = "50 GB/s a GPU between nodes (400 Gb/s, aiconfigurator's H100 system)"
+_PCIE = "25 GB/s, PCIe 4.0 x16 less its overhead"
+_LLAMA3_8B_VIDUR = "meta-llama/Meta-Llama-3-8B"
+TARGETS = (
+    Target("a100-8b-tp1", "dsllama-8b", "A100", 40, 1, LLAMA_3_8B, "a100_sxm", 2048, 256, 2.0, 1.4, 25e9, _CX6,
+           _LLAMA3_8B_VIDUR),
+    Target("a100-7b-tp1", "dsqwen-7b", "A100", 40, 1, QWEN_2_5_7B, "a100_sxm", 2048, 256, 2.0, 1.0, 25e9, _CX6),
+    Target("a100-14b-tp2", "dsqwen-14b", "A100", 40, 2, QWEN_2_5_14B, "a100_sxm", 2048, 256, 2.0, 1.8, 50e9, _CX6),
+    Target("h100-8b-tp1", "llama-3.1-8b", "H100", 80, 1, LLAMA_3_8B, "h100_sxm", 8192, 256, 4.0, 1.4, 50e9, _CX7),
+    Target("h100-70b-tp4", "llama-3.1-70b", "H100", 80, 4, LLAMA_3_70B, "h100_sxm", 8192, 256, 4.0, 1.8, 200e9, _CX7,
+           "meta-llama/Llama-2-70b-hf"),
+    Target("rtxpro6000-8b-tp1", "llama-3.1-8b", "RTXPRO6000", 96, 1, LLAMA_3_8B, "RTXPRO6000_Llama-3.1-8B_tp1", 2048,
+           128, 4.0, 1.4, 25e9, _PCIE),
+    Target("rtx4090-8b-tp1", "llama-3.1-8b", "RTX4090", 24, 1, LLAMA_3_8B, "RTX4090_Llama-3.1-8B_tp1", 2048, 256, 1.5,
+           1.4, 25e9, _PCIE, kv_cache_tokens=_RTX4090_KV_TOKENS),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostFit:
+    """The host's share of an iteration and how well the engine model then reproduces both recorded runs."""
+
+    host_s: float
+    fitted: Grade
+    graded: Grade
+
+
+def fit_host(perf: Path) -> HostFit:
+    """Fit on the RTX PRO 6000's run, grade on the RTX 4090's."""
+    fitted_on = read_bench(perf, "RTXPRO6000_Llama-3.1-8B")
+    timing = fit_from_servingsim(perf, "RTXPRO6000_Llama-3.1-8B_tp1", LLAMA_3_8B).model
+    host_s = fit_host_s(fitted_on, _PRO_LIMITS, timing)
+    fitted = grade(fitted_on, replay(fitted_on, _PRO_LIMITS, dataclasses.replace(timing, host_s=host_s)))
+    graded_on = read_bench(perf, "RTX4090_Llama-3.1-8B")
+    limits = dataclasses.replace(_PRO_LIMITS, max_num_seqs=256, num_gpu_blocks=_RTX4090_KV_TOKENS // 16)
+    other = fit_from_servingsim(perf, "RTX4090_Llama-3.1-8B_tp1", LLAMA_3_8B).model
+    graded = grade(graded_on, replay(graded_on, limits, dataclasses.replace(other, host_s=host_s)))
+    return HostFit(host_s, fitted, graded)
+
+
+def _timing(perf: Path, target: Target, host: HostFit) -> tuple[TimingFit, str]:
+    if target.system.startswith("RTX"):
+        fit = fit_from_servingsim(perf, target.system, target.architecture)
+        compared = host.fitted if target.system.startswith("RTXPRO") else host.graded
+        errors = {f"recorded run, {name}": value for name, value in dataclasses.asdict(compared).items()}
+        text = "LLMServingSim's profile of vLLM 0.19"
+    else:
+        fit = fit_from_operators(perf, target.system, target.architecture, target.tensor_parallel)
+        errors = {}
+        if target.vidur_model:
+            errors["products of a layer, against vidur"] = cross_check(
+                perf, target.system, target.architecture, target.tensor_parallel, target.vidur_model
+            )
+        text = "aiconfigurator's GEMM, attention and all-reduce tables, vidur's element-wise operators"
+    text += "; host_s fitted to a recorded run of vLLM 0.19 on an RTX PRO 6000"
+    return TimingFit(dataclasses.replace(fit.model, host_s=host.host_s), {**fit.errors, **errors}), text
+
+
+def profile_document(perf: Path, lifecycle: Path, target: Target, host: HostFit, today: str) -> dict[str, object]:
+    """One profile as the mapping that its YAML file holds."""
+    fit, text = _timing(perf, target, host)
+    architecture = target.architecture
+    weights_gib = architecture.weights_gib / target.tensor_parallel
+    kv_cache_gib = target.gpu_memory_gib * _MEMORY_SHARE - weights_gib - target.runtime_gib
+    memory_text = f"weights and KV of {architecture.name} in bfloat16; an awake server takes {_MEMORY_SHARE:.0%}"
+    if target.kv_cache_tokens is not None:
+        kv_cache_gib = target.kv_cache_tokens * architecture.kv_bytes_per_token / 2**30
+        memory_text = f"weights of {architecture.name} in bfloat16; KV cache as the recorded run shows it"
+    times = lifecycle_times(lifecycle, weights_gib, architecture.weights_gib)
+    return {
+        "name": target.name,
+        "model": target.model,
+        "gpu_type": target.gpu_type,
+        "tensor_parallel": target.tensor_parallel,
+        "timing": {
+            **{name: _significant(value) for name, value in dataclasses.asdict(fit.model).items()},
+            "source": {
+                "text": text,
+                "date": today,
+                "fit_error": {name: round(value, 3) for name, value in fit.errors.items()},
+            },
+        },
+        "limits": {
+            "max_num_batched_tokens": target.max_num_batched_tokens,
+            "max_num_seqs": target.max_num_seqs,
+            "block_size": 16,
+            "max_model_len": 32768,
+        },
+        "memory": {
+            "weights_gib": round(weights_gib, 2),
+            "kv_cache_gib": round(kv_cache_gib, 2),
+            "runtime_gib": target.runtime_gib,
+            "sleeper_gib": target.sleeper_gib,
+            "kv_bytes_per_token": architecture.kv_bytes_per_token,
+            "source": {"text": f"{memory_text}; sleeper within the 1.0 to 1.8 GB of the {_TRE}", "date": today},
+        },
+        "lifecycle": {
+            **dataclasses.asdict(times),
+            "source": {
+                "text": f"sleep and wake of the {_TRE} and, for larger weights, of the {_BLOG}; start-up linear in "
+                "the checkpoint's size between its loads; level 2 from Qwen3-8B on an A100",
+                "date": today,
+            },
+        },
+        "kv_transfer": {
+            "latency_s": 0.005,
+            "bytes_per_s": target.link_bytes_per_s,
+            "source": {"text": f"{target.link}; latency assumed", "date": today},
+        },
+    }
+
+
+def _significant(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def documents(data_dir: Path, today: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """Every profile's name and document; raises TableError when a table is missing."""
+    perf = data_dir / "perf" if (data_dir / "perf").is_dir() else data_dir
+    lifecycle = perf.parent / "lifecycle" / "vllm_sleep_wake_seconds.csv"
+    host = fit_host(perf)
+    for target in TARGETS:
+        yield target.name, profile_document(perf, lifecycle, target, host, today)
+
+
+def run(
+    data_dir: Annotated[Path, typer.Argument(help="Folder with perf/ and lifecycle/, or that perf folder.")],
+    out: Annotated[Path, typer.Option(help="Where the profiles go.")] = Path(__file__).parent / "profiles",
+    check: Annotated[bool, typer.Option("--check", help="Compare only; exit 1 when a profile differs.")] = False,
+) -> None:
+    """Fit the packaged profiles."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    differing = []
+    try:
+        for name, document in documents(data_dir, today):
+            text = yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True)
+            fresh = parse_profile(text, name)
+            path = out / f"{name}.yaml"
+            if check:
+                packaged = parse_profile(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
+                if packaged is None or packaged.iteration_model() != fresh.iteration_model():
+                    differing.append(name)
+            else:
+                path.write_text(text, encoding="utf-8")
+            typer.echo(f"{name}: {_summary(fresh.iteration_model())}")
+    except (TableError, OSError) as error:
+        typer.echo(f"fit_profiles: {error}", err=True)
+        sys.exit(1)
+    if differing:
+        typer.echo(f"fit_profiles: not current: {', '.join(differing)}", err=True)
+        sys.exit(1)
+
+
+def _summary(model: IterationModel) -> str:
+    return (
+        f"iteration {1e3 * (model.host_s + model.weights_s):.1f} ms, {1e6 * model.token_s:.1f} us a token, "
+        f"{1e9 * model.kv_token_s:.0f} ns a KV token"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(run)

@@ -1,0 +1,70 @@
+"""Small fits with errors: a roofline over tokens and non-negative slopes, all by relative error."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from simulator.fitting.tables import Array, Points
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Roofline:
+    """seconds = max(floor, offset + slope · tokens)."""
+
+    floor_s: float
+    offset_s: float
+    slope_s: float
+    error: float
+    """Mean absolute relative error over the fitted points."""
+
+    def seconds(self, tokens: Array) -> Array:
+        """The roofline at these tokens."""
+        result: Array = np.maximum(self.floor_s, self.offset_s + self.slope_s * tokens)
+        return result
+
+
+def fit_line(points: Points) -> tuple[float, float]:
+    """Non-negative (offset, slope) of least relative squares."""
+    weights = 1 / points.seconds
+    matrix = np.stack([weights, points.work * weights], axis=1)
+    (offset, slope), *_ = np.linalg.lstsq(matrix, np.ones(len(weights)), rcond=None)
+    if offset < 0:
+        return 0.0, fit_slope(points)
+    if slope < 0:
+        return float(1 / np.mean(weights)), 0.0
+    return float(offset), float(slope)
+
+
+def fit_slope(points: Points) -> float:
+    """Slope through the origin of least relative squares."""
+    ratio = points.work / points.seconds
+    return float(ratio.sum() / (ratio**2).sum())
+
+
+def relative_error(predicted: Array, points: Points) -> float:
+    """Mean absolute relative error."""
+    return float(np.mean(np.abs(predicted / points.seconds - 1)))
+
+
+def fit_roofline(points: Points) -> Roofline:
+    """The roofline of least mean relative error; the knee is searched among the points."""
+    best: Roofline | None = None
+    for knee in range(1, len(points.work) - 1):
+        floor = float(np.median(points.seconds[:knee]))
+        offset, slope = fit_line(Points(points.work[knee:], points.seconds[knee:]))
+        candidate = Roofline(floor, offset, slope, 0.0)
+        error = relative_error(candidate.seconds(points.work), points)
+        if best is None or error < best.error:
+            best = dataclasses.replace(candidate, error=error)
+    if best is None:
+        raise ValueError("a roofline needs at least three points")
+    return best
+
+
+def thin(points: Points, per_octave: int = 4) -> Points:
+    """Points spread evenly over the logarithm of the work, so that dense ends do not rule a fit."""
+    bins = np.floor(np.log2(points.work) * per_octave).astype(int)
+    keep = sorted({int(np.flatnonzero(bins == value)[0]) for value in np.unique(bins)})
+    return Points(points.work[keep], points.seconds[keep])
