@@ -7,6 +7,7 @@ replicas and requests are given changes nothing.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from math import inf
 
 from prescheduler.core.candidates import Candidate, Search
@@ -113,9 +114,8 @@ def _admission(
             f"token {request.token} of {request.writer} is fenced off: {highest} is newer",
         )
     if request.expires_s is not None and request.expires_s <= now_s:
-        return _held(
-            request, Constraint.EXPIRED, f"expired {now_s - request.expires_s:.1f} s ago; nothing is placed or removed"
-        )
+        expired = datetime.fromtimestamp(request.expires_s, UTC).isoformat(timespec="seconds")
+        return _held(request, Constraint.EXPIRED, f"expired at {expired}; nothing is placed or removed")
     for lost in cycle.missing:
         holds = request.service in lost.services if lost.known else lost.cluster in request.clusters
         if holds or not cycle.reachable:
@@ -146,7 +146,13 @@ def _serve(cycle: _Cycle, request: ScalingRequest) -> ServiceResult:
     wanted = {item.role: max(0, item.replicas - present[item.role]) for item in roles}
     placed, constraint, detail = _scale_out(cycle, request, roles, wanted, changes)
     denied = any(wanted.values()) and not any(placed.values())
-    surplus = {item.role: max(0, present[item.role] - item.replicas) for item in roles}
+    surplus = {
+        # Replicas of no group were not placed by Trimtab: they count, and stay.
+        item.role: min(
+            max(0, present[item.role] - item.replicas), sum(group.count(item.role) for group in groups if group.name)
+        )
+        for item in roles
+    }
     if denied and not request.allow_partial:
         # A request moves its roles together or not at all, so nothing is taken away either.
         surplus = {}
@@ -191,9 +197,7 @@ def _summary(
         where = sorted({f"{item.domain} of cluster {item.cluster}" for item in changes.sorted() if item.add})
         parts.append(f"placed {' and '.join(added)} in {_some(where)}")
     if taken:
-        where = sorted(
-            {f"{item.group or 'no group'} of cluster {item.cluster}" for item in changes.sorted() if item.remove}
-        )
+        where = sorted({f"{item.group} of cluster {item.cluster}" for item in changes.sorted() if item.remove})
         parts.append(f"takes {' and '.join(taken)} out of {_some(where)}")
     return "; ".join(parts)
 
@@ -356,7 +360,7 @@ def _scale_in(
         return
     by_key = {(group.cluster, group.name): group for group in groups}
     parts = {item.role: item.ratio_part for item in request.roles}
-    for key, cuts in plan_scale_in(groups, surplus, parts).items():
+    for key, cuts in plan_scale_in([group for group in groups if group.name], surplus, parts).items():
         group = by_key[key]
         level, domain = bound_domain(cycle.tree, group)
         changes.merge(

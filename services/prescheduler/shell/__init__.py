@@ -1,0 +1,1 @@
+"""What the pre-scheduler does to the world: store, actuators, gRPC."""

@@ -1,0 +1,37 @@
+"""Tells watchers of every process about the leader's cycles, by reading the stream that the leader appends to."""
+
+from collections.abc import Callable
+
+import structlog
+
+from prescheduler.shell.ledger import Ledger
+from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.rpc.run import ServiceContext
+from trimtab.store.errors import CorruptEntry, StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+POLL_S = 0.5
+_BATCH = 100
+
+
+async def follow_cycles(
+    ledger: Ledger, publish: Callable[[scheduler_pb2.Cycle], None], context: ServiceContext
+) -> None:
+    """Publish every cycle appended from now on, until the service stops."""
+    position: str | None = None
+    while True:
+        try:
+            if position is None:
+                newest = await ledger.cycles.read_last(1)
+                position = newest[-1].id if newest else "0"
+            for entry in await ledger.cycles.read_after(position, _BATCH):
+                publish(entry.message)
+                position = entry.id
+        except StoreUnavailable as error:
+            log.debug("cycles not read", error=str(error))
+        except CorruptEntry as error:
+            log.warning("a stored cycle does not parse; watchers miss some", error=str(error))
+            position = None
+        if await context.pause(POLL_S):
+            return

@@ -1,0 +1,109 @@
+"""Parses what callers and the policy engine ask for into the core's types, field by field."""
+
+from prescheduler.core.model import Level, Role, RoleRequest, ScalingRequest
+from prescheduler.core.tree import MAX_GPUS_PER_NODE
+from prescheduler.shell.wire import seconds
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.rpc.validate import Violations
+
+MAX_REQUESTS = 10_000
+MAX_REPLICAS = 10_000
+MAX_ROLES = 8
+MAX_GPU_TYPES = 32
+MAX_PRIORITY = 1_000_000
+
+
+def parse_schedule(
+    request: scheduler_pb2.ScheduleRequest,
+) -> tuple[ScalingRequest, ...]:
+    """The requests of one Schedule call. Raises ``InvalidRequest`` with every violation."""
+    violations = Violations()
+    violations.require("requests", bool(request.requests), "at least one is needed")
+    violations.require("requests", len(request.requests) <= MAX_REQUESTS, f"at most {MAX_REQUESTS} are taken")
+    violations.bounded_string("request_id", request.request_id, max_length=128, required=False)
+    violations.raise_if_any()
+    parsed: list[ScalingRequest] = []
+    services: set[str] = set()
+    for index, item in enumerate(request.requests):
+        with violations.below(f"requests[{index}]"):
+            found = parse_request(item, violations)
+            violations.require("service", item.service not in services, "is asked for twice in this call")
+            if not request.validate_only:
+                violations.require("fencing.writer", bool(item.fencing.writer), "is required unless validate_only")
+                violations.require("expire_time", item.HasField("expire_time"), "is required unless validate_only")
+        services.add(item.service)
+        if found is not None:
+            parsed.append(found)
+    violations.raise_if_any()
+    return tuple(parsed)
+
+
+def parse_request(message: scheduler_pb2.ScalingRequest, violations: Violations) -> ScalingRequest | None:
+    """One request; None, with violations added, when it does not parse."""
+    before = len(violations.found)
+    violations.identifier("service", message.service)
+    violations.bounded_string("decision_id", message.decision_id, max_length=128)
+    violations.require("priority", abs(message.priority) <= MAX_PRIORITY, f"must be within ±{MAX_PRIORITY}")
+    if message.affinity:
+        violations.enum_set("affinity", message.affinity, types_pb2.TopologyLevel)
+    violations.require("roles", 1 <= len(message.roles) <= MAX_ROLES, f"must be 1 to {MAX_ROLES}")
+    roles: list[RoleRequest] = []
+    for index, item in enumerate(message.roles[:MAX_ROLES]):
+        with violations.below(f"roles[{index}]"):
+            role = _parse_role(item, violations, alone=len(message.roles) == 1, partial=message.allow_partial)
+        if role is not None:
+            violations.require(
+                f"roles[{index}].role", all(other.role is not role.role for other in roles), "is asked for twice"
+            )
+            roles.append(role)
+    for cluster in sorted(message.replica_revisions):
+        violations.bounded_string("replica_revisions", cluster, max_length=253)
+    if len(violations.found) > before:
+        return None
+    return ScalingRequest(
+        service=message.service,
+        decision_id=message.decision_id,
+        roles=tuple(roles),
+        affinity=Level.from_number(message.affinity) if message.affinity else Level.CLUSTER,
+        priority=message.priority,
+        allow_partial=message.allow_partial,
+        created_s=seconds(message.create_time) if message.HasField("create_time") else None,
+        expires_s=seconds(message.expire_time) if message.HasField("expire_time") else None,
+        writer=message.fencing.writer,
+        token=message.fencing.token,
+        clusters=frozenset(message.replica_revisions),
+    )
+
+
+def _parse_role(
+    item: scheduler_pb2.RoleRequest, violations: Violations, *, alone: bool, partial: bool
+) -> RoleRequest | None:
+    before = len(violations.found)
+    violations.enum_set("role", item.role, types_pb2.Role)
+    violations.require("replicas", item.replicas <= MAX_REPLICAS, f"is {item.replicas}, at most {MAX_REPLICAS}")
+    violations.require(
+        "gpus_per_replica",
+        1 <= item.gpus_per_replica <= MAX_GPUS_PER_NODE,
+        f"is {item.gpus_per_replica}, must be 1 to {MAX_GPUS_PER_NODE}, all on one node",
+    )
+    violations.require("gpu_types", len(item.gpu_types) <= MAX_GPU_TYPES, f"at most {MAX_GPU_TYPES} are taken")
+    for index, name in enumerate(item.gpu_types[:MAX_GPU_TYPES]):
+        violations.bounded_string(f"gpu_types[{index}]", name, max_length=63)
+    violations.bounded_string("model", item.model, required=False)
+    violations.bounded_string("profile", item.profile, required=False)
+    violations.require("ratio_part", item.ratio_part <= MAX_REPLICAS, f"is {item.ratio_part}, at most {MAX_REPLICAS}")
+    violations.require(
+        "ratio_part", alone or not partial or item.ratio_part > 0, "is required with allow_partial and several roles"
+    )
+    if len(violations.found) > before:
+        return None
+    return RoleRequest(
+        role=Role.from_number(item.role),
+        replicas=item.replicas,
+        gpus_per_replica=item.gpus_per_replica,
+        gpu_types=tuple(item.gpu_types),
+        model=item.model,
+        profile=item.profile,
+        ratio_part=max(1, item.ratio_part),
+    )

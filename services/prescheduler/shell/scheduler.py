@@ -1,0 +1,318 @@
+"""The cycle: read requests, ask the clusters, plan, write to each actuator, keep the results.
+
+One cycle at a time, and only the leader's cycles write. Between two cycles the standing requests are looked at, and a
+change starts the next cycle at once.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from prescheduler.core.groups import list_groups
+from prescheduler.core.model import MissingCluster, Outcome, Plan, ScalingRequest, ServiceResult
+from prescheduler.core.plan import plan_cycle
+from prescheduler.core.settle import settle
+from prescheduler.core.tree import build_tree
+from prescheduler.core.writes import ClusterWrite, fold_writes
+from prescheduler.shell import wire
+from prescheduler.shell.clusters import Clusters, View
+from prescheduler.shell.ledger import Ledger, StandingRequests
+from prescheduler.shell.metrics import Metrics
+from prescheduler.shell.settings import PreSchedulerSettings
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.rpc.errors import FailedPrecondition, Unavailable
+from trimtab.rpc.run import ServiceContext
+from trimtab.store import keys
+from trimtab.store.clock import StoreClock
+from trimtab.store.errors import FencedOff, StoreUnavailable
+from trimtab.store.lease import Lease
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One cycle: what it found and what the clusters answered."""
+
+    plan: Plan
+    view: View
+    cycle: scheduler_pb2.Cycle
+
+
+class NotLeading(Exception):
+    """The lease was lost, or never held: nothing may be written."""
+
+
+class Scheduler:
+    """Runs cycles on its own beat and on demand."""
+
+    def __init__(
+        self,
+        settings: PreSchedulerSettings,
+        *,
+        clusters: Clusters,
+        ledger: Ledger,
+        lease: Lease,
+        clock: StoreClock,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._clusters = clusters
+        self._ledger = ledger
+        self._lease = lease
+        self._clock = clock
+        self._metrics = metrics
+        self._one_cycle = asyncio.Lock()
+        self._seen: dict[str, frozenset[str]] = {}
+        self._highest_tokens: dict[str, int] = {}
+        self._loaded_for: int | None = None
+        self._last_silent: frozenset[str] = frozenset()
+        self._newest: View | None = None
+        self._counter = 0
+
+    # The beat
+
+    async def run(self, context: ServiceContext) -> None:
+        """Cycle until the service stops."""
+        fingerprint: int | None = None
+        next_at = 0.0
+        while True:
+            if self._lease.held:
+                standing = await self._read_standing()
+                due = time.monotonic() >= next_at
+                if standing is not None and (due or standing.fingerprint != fingerprint):
+                    next_at = time.monotonic() + self._settings.cycle_s
+                    if await self._standing_cycle(standing):
+                        fingerprint = standing.fingerprint
+            else:
+                fingerprint = None
+            if await context.pause(min(self._settings.kick_poll_s, self._settings.cycle_s)):
+                return
+
+    async def _read_standing(self) -> StandingRequests | None:
+        try:
+            return await self._ledger.read_requests()
+        except StoreUnavailable as error:
+            self._failed("store", error)
+            return None
+
+    async def _standing_cycle(self, standing: StandingRequests) -> bool:
+        """One cycle over the standing requests; False when it could not be finished."""
+        try:
+            async with self._one_cycle:
+                await self._cycle(standing.requests, broken=standing.broken, tokens=standing.highest_tokens)
+        except StoreUnavailable as error:
+            self._failed("store", error)
+        except (FencedOff, NotLeading) as error:
+            self._failed("lease", error)
+        else:
+            return True
+        return False
+
+    def _failed(self, cause: str, error: Exception) -> None:
+        self._metrics.failed_cycles.labels(cause).inc()
+        log.warning("cycle not finished", cause=cause, error=str(error))
+
+    # On demand
+
+    async def schedule(self, requests: Sequence[ScalingRequest], *, validate_only: bool) -> scheduler_pb2.Cycle:
+        """One cycle over ``requests`` alone.
+
+        Raises ``FailedPrecondition`` when another process leads, ``Unavailable`` when the lease went meanwhile.
+        """
+        if validate_only:
+            return (await self._plan(requests, broken={})).cycle
+        if not self._lease.held:
+            raise FailedPrecondition("NOT_LEADING", "another pre-scheduler leads; only validate_only is served here")
+        try:
+            async with self._one_cycle:
+                return await self._cycle(requests, broken={}, tokens={}, standing=False)
+        except NotLeading as error:
+            raise Unavailable("LEASE_LOST", str(error)) from error
+
+    async def view(self, *, max_age_s: float | None = None) -> View:
+        """What the clusters have: of the newest cycle when that is young enough, else asked for now."""
+        limit_s = 2 * self._settings.cycle_s if max_age_s is None else max_age_s
+        if self._newest is not None and self._clock.now_s() - self._newest.as_of_s <= limit_s:
+            return self._newest
+        return await self._look()
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process may write."""
+        return self._lease.held
+
+    # One cycle
+
+    async def _look(self) -> View:
+        view = await self._clusters.collect(as_of_s=self._clock.now_s())
+        for inventory in view.inventories:
+            self._seen[inventory.cluster] = frozenset(
+                replica.service for replica in inventory.replicas if not replica.leaving
+            )
+        self._newest = view
+        return view
+
+    async def _plan(
+        self,
+        requests: Sequence[ScalingRequest],
+        *,
+        broken: Mapping[str, str],
+        tokens: Mapping[str, int] | None = None,
+    ) -> Report:
+        started = time.monotonic()
+        view = await self._look()
+        for writer, token in (tokens or {}).items():
+            self._highest_tokens[writer] = max(self._highest_tokens.get(writer, 0), token)
+        missing = self._missing(view)
+        now_s = self._clock.now_s()
+        plan_started = time.monotonic()
+        # A thread, since a large fleet takes a while and the lease has to be renewed meanwhile.
+        plan = await asyncio.to_thread(
+            plan_cycle,
+            view.inventories,
+            requests,
+            now_s=now_s,
+            missing=missing,
+            highest_tokens=dict(self._highest_tokens),
+        )
+        self._metrics.plan_duration.observe(time.monotonic() - plan_started)
+        plan = Plan(results=(*plan.results, *(_broken(service, broken[service]) for service in sorted(broken))))
+        return Report(plan=plan, view=view, cycle=self._cycle_message(plan, view, started))
+
+    async def _cycle(
+        self,
+        requests: Sequence[ScalingRequest],
+        *,
+        broken: Mapping[str, str],
+        tokens: Mapping[str, int],
+        standing: bool = True,
+    ) -> scheduler_pb2.Cycle:
+        """Plan, write, keep. Raises ``NotLeading``, ``FencedOff``, ``StoreUnavailable``."""
+        started = time.monotonic()
+        await self._load()
+        report = await self._plan(requests, broken=broken, tokens=tokens)
+        plan = await self._apply(report.plan, report.view)
+        self._metrics.count(plan)
+        self._metrics.silent_clusters.set(len(report.view.silent))
+        cycle = self._cycle_message(plan, report.view, started)
+        await self._keep(plan, report.view, cycle, standing=standing)
+        self._metrics.cycle_duration.observe(time.monotonic() - started)
+        return cycle
+
+    def _token(self) -> int:
+        token = self._lease.token
+        if token is None:
+            raise NotLeading("the lease is not held any more")
+        return token
+
+    async def _load(self) -> None:
+        """At the start of a term, read what earlier leaders wrote."""
+        token = self._token()
+        if self._loaded_for != token:
+            await self._ledger.load()
+            self._loaded_for = token
+
+    def _missing(self, view: View) -> tuple[MissingCluster, ...]:
+        stored = self._ledger.services_by_cluster() if view.silent else {}
+        found = []
+        for cluster, error in sorted(view.silent.items()):
+            services = self._seen.get(cluster, stored.get(cluster))
+            found.append(
+                MissingCluster(
+                    cluster=cluster, error=error, services=services or frozenset(), known=services is not None
+                )
+            )
+        return tuple(found)
+
+    async def _apply(self, plan: Plan, view: View) -> Plan:
+        by_cluster = plan.by_cluster()
+        if not by_cluster:
+            return plan
+        await self._ledger.announce(self._token(), [group for groups in by_cluster.values() for group in groups])
+        for cluster, groups in by_cluster.items():
+            self._seen[cluster] |= {group.service for group in groups if group.add}
+        fencing = types_pb2.Fencing(writer=keys.PRESCHEDULER, token=self._token())
+        revisions = {item.cluster: item.inventory_revision for item in view.inventories}
+        expire_s = self._clock.now_s() + self._settings.placement_ttl_s
+        self._counter += 1
+        outcomes = await asyncio.gather(
+            *(
+                self._clusters.apply(
+                    cluster,
+                    groups,
+                    inventory_revision=revisions[cluster],
+                    fencing=fencing,
+                    expire_s=expire_s,
+                    request_id=f"prescheduler-{fencing.token}-{self._counter}-{cluster}",
+                )
+                for cluster, groups in by_cluster.items()
+            )
+        )
+        for cluster, outcome in zip(by_cluster, outcomes, strict=True):
+            if outcome.error or outcome.refused:
+                log.warning(
+                    "write refused", cluster=cluster, error=outcome.error, refused=dict(sorted(outcome.refused.items()))
+                )
+        if any(outcome.fenced_off for outcome in outcomes):
+            raise NotLeading("an actuator has seen a newer leader")
+        return fold_writes(
+            plan,
+            {
+                cluster: ClusterWrite(refused=outcome.refused, error=outcome.error, unanswered=outcome.unanswered)
+                for cluster, outcome in zip(by_cluster, outcomes, strict=True)
+            },
+        )
+
+    async def _keep(self, plan: Plan, view: View, cycle: scheduler_pb2.Cycle, *, standing: bool) -> None:
+        before = self._ledger.results
+        settled = {item.service: settle(before.get(item.service), item) for item in plan.results}
+        changed = any(before.get(service) != result for service, result in settled.items())
+        acted = any(item.groups for item in plan.results)
+        silent = frozenset(view.silent)
+        noteworthy = changed or acted or silent != self._last_silent
+        reachable = [item.cluster for item in view.inventories]
+        groups = await asyncio.to_thread(lambda: list_groups(build_tree(view.inventories), view.inventories))
+        await self._ledger.write_cycle(
+            self._token(),
+            results=settled if standing else {},
+            standing=[item.service for item in plan.results] if standing else None,
+            groups=groups,
+            reachable=reachable,
+            pending=[group for item in plan.results for group in item.groups],
+            cycle=cycle if noteworthy else None,
+        )
+        self._last_silent = silent
+        if noteworthy:
+            log.info("cycle", cycle=cycle.cycle_id, outcomes=_counts(plan), silent=sorted(silent))
+
+    def _cycle_message(self, plan: Plan, view: View, started: float) -> scheduler_pb2.Cycle:
+        self._counter += 1
+        now_s = self._clock.now_s()
+        return scheduler_pb2.Cycle(
+            cycle_id=f"c-{round(now_s * 1000):x}-{self._counter}",
+            cycle_time=wire.timestamp(now_s),
+            results=[wire.result_to_wire(item) for item in plan.results],
+            unreachable_clusters=[
+                scheduler_pb2.UnreachableCluster(cluster=name, error=view.silent[name]) for name in sorted(view.silent)
+            ],
+            inventory_revisions={item.cluster: item.inventory_revision for item in view.inventories},
+            duration_s=time.monotonic() - started,
+        )
+
+
+def _broken(service: str, error: str) -> ServiceResult:
+    return ServiceResult(
+        service=service, decision_id="", outcome=Outcome.HELD, detail=f"the request does not parse: {error}"
+    )
+
+
+def _counts(plan: Plan) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for item in plan.results:
+        counts[item.outcome.name.lower()] = counts.get(item.outcome.name.lower(), 0) + 1
+    return dict(sorted(counts.items()))

@@ -1,0 +1,111 @@
+"""The gRPC face: Schedule, GetTopology, ListDeploymentGroups, WatchCycles."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from prescheduler.core.domains import list_domains
+from prescheduler.core.groups import list_groups
+from prescheduler.core.tree import build_tree
+from prescheduler.shell import wire
+from prescheduler.shell.ledger import Ledger
+from prescheduler.shell.parse import parse_schedule
+from prescheduler.shell.scheduler import Scheduler
+from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from trimtab.rpc.errors import AlreadyExists
+from trimtab.rpc.validate import Violations
+from trimtab.rpc.watch import WatchHub
+from trimtab.store.lease import Lease
+
+SERVICE_NAME = "trimtab.scheduler.v1.PreSchedulerService"
+MAX_PAGE_SIZE = 1000
+_Context = Any
+
+
+class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
+    """Parses, asks the scheduler, answers. Reads are served by every process, writes by the leader."""
+
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, lease: Lease, hub: "WatchHub[scheduler_pb2.WatchCyclesResponse]"
+    ) -> None:
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._lease = lease
+        self._hub = hub
+
+    async def Schedule(
+        self, request: scheduler_pb2.ScheduleRequest, _context: _Context
+    ) -> scheduler_pb2.ScheduleResponse:
+        """Place requests on a fresh tree; a request id that was answered before gets the first answer again."""
+        requests = parse_schedule(request)
+        if request.validate_only or not request.request_id:
+            cycle = await self._scheduler.schedule(requests, validate_only=request.validate_only)
+            return scheduler_pb2.ScheduleResponse(cycle=cycle)
+        digest = hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()
+        known = await self._ledger.read_answer(request.request_id)
+        if known is not None:
+            if known[0] != digest:
+                raise AlreadyExists("REQUEST_ID_REUSED", f"request_id {request.request_id!r} came with another call")
+            return known[1]
+        cycle = await self._scheduler.schedule(requests, validate_only=False)
+        answer = scheduler_pb2.ScheduleResponse(cycle=cycle)
+        token = self._lease.token
+        if token is not None:
+            await self._ledger.write_answer(token, request.request_id, digest, answer)
+        return answer
+
+    async def GetTopology(
+        self, request: scheduler_pb2.GetTopologyRequest, _context: _Context
+    ) -> scheduler_pb2.GetTopologyResponse:
+        """The tree of the newest cycle; asked for now when there is none of late."""
+        violations = Violations()
+        violations.bounded_string("cluster", request.cluster, max_length=253, required=False)
+        violations.raise_if_any()
+        view = await self._scheduler.view()
+        rows = list_domains(build_tree(view.inventories), request.cluster)
+        return scheduler_pb2.GetTopologyResponse(
+            domains=[wire.domain_to_wire(row) for row in rows],
+            as_of=wire.timestamp(view.as_of_s),
+            unreachable_clusters=[
+                scheduler_pb2.UnreachableCluster(cluster=name, error=view.silent[name])
+                for name in sorted(view.silent)
+                if request.cluster in ("", name)
+            ],
+        )
+
+    async def ListDeploymentGroups(
+        self, request: scheduler_pb2.ListDeploymentGroupsRequest, _context: _Context
+    ) -> scheduler_pb2.ListDeploymentGroupsResponse:
+        """Groups in order of service, name and cluster. The page token is the last one's key."""
+        violations = Violations()
+        violations.bounded_string("service", request.service, max_length=63, required=False)
+        violations.bounded_string("page_token", request.page_token, max_length=512, required=False)
+        violations.require("page_size", request.page_size <= MAX_PAGE_SIZE, f"is more than {MAX_PAGE_SIZE}")
+        violations.raise_if_any()
+        view = await self._scheduler.view()
+        groups = [
+            wire.deployment_group_to_wire(group)
+            for group in list_groups(build_tree(view.inventories), view.inventories)
+            if request.service in ("", group.service)
+        ]
+        groups = [group for group in groups if not request.page_token or _page_key(group) > request.page_token]
+        size = request.page_size or MAX_PAGE_SIZE
+        page = groups[:size]
+        return scheduler_pb2.ListDeploymentGroupsResponse(
+            groups=page, next_page_token=_page_key(page[-1]) if len(groups) > size else ""
+        )
+
+    async def WatchCycles(
+        self, _request: scheduler_pb2.WatchCyclesRequest, _context: _Context
+    ) -> AsyncIterator[scheduler_pb2.WatchCyclesResponse]:
+        """The newest cycle that is kept, then every one that did something."""
+        newest = [
+            scheduler_pb2.WatchCyclesResponse(cycle=entry.message) for entry in await self._ledger.cycles.read_last(1)
+        ]
+        async for message in self._hub.watch(snapshot=lambda: newest):
+            yield message
+
+
+def _page_key(group: scheduler_pb2.DeploymentGroup) -> str:
+    # The separator sorts before every character of a name, so that keys sort as (service, group, cluster) do.
+    return " ".join((group.service, group.group, group.cluster))

@@ -1,0 +1,195 @@
+"""Between the core's types and the messages of ``trimtab.scheduler.v1`` and ``trimtab.actuator.v1``."""
+
+from collections.abc import Iterable
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from prescheduler.core.domains import DomainRow
+from prescheduler.core.model import (
+    ClusterInventory,
+    Constraint,
+    DeploymentGroup,
+    GroupPlacement,
+    Level,
+    NodeColumns,
+    Outcome,
+    ReplicaPlacement,
+    Role,
+    ScaledReplica,
+    ScaleIn,
+    ServiceResult,
+    SubgroupClass,
+)
+from trimtab.api.actuator.v1 import actuator_pb2
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.scheduler.v1 import scheduler_pb2
+
+_LEAVING = (types_pb2.LIFE_CYCLE_DRAINING, types_pb2.LIFE_CYCLE_TERMINATING)
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds as a Timestamp."""
+    message = Timestamp()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def seconds(message: Timestamp) -> float:
+    """A Timestamp as Unix seconds."""
+    return message.ToNanoseconds() / 1e9
+
+
+def inventory(
+    nodes: actuator_pb2.ListNodesResponse,
+    replicas: Iterable[actuator_pb2.Replica],
+    deleting: frozenset[str],
+) -> ClusterInventory:
+    """What one actuator answered. ``deleting``: replicas that an unfinished operation takes away.
+
+    Pooled replicas are none of the pre-scheduler's. Raises ``ValueError`` for a role unknown to this release.
+    """
+    table = nodes.nodes
+    return ClusterInventory(
+        cluster=nodes.cluster,
+        inventory_revision=nodes.inventory_revision,
+        nodes=NodeColumns(
+            nodes=tuple(table.nodes),
+            vdcs=tuple(table.vdcs),
+            s2s=tuple(table.s2s),
+            s1s=tuple(table.s1s),
+            gpu_types=tuple(table.gpu_types),
+            gpus=tuple(table.gpus),
+            free_gpu_masks=tuple(table.free_gpu_masks),
+        ),
+        replicas=tuple(
+            ScaledReplica(
+                name=item.replica,
+                service=item.service,
+                role=Role.from_number(item.role),
+                cluster=nodes.cluster,
+                node=item.node,
+                group=item.deployment_group,
+                leaving=_is_leaving(item) or item.replica in deleting,
+            )
+            for item in replicas
+            if not item.pool
+        ),
+    )
+
+
+def _is_leaving(replica: actuator_pb2.Replica) -> bool:
+    return replica.life_cycle in _LEAVING or any(
+        hold.owner == types_pb2.HOLD_OWNER_SOFT_SCALE_IN for hold in replica.holds
+    )
+
+
+def group_placement_to_wire(group: GroupPlacement) -> scheduler_pb2.GroupPlacement:
+    """One group's part of a cycle."""
+    return scheduler_pb2.GroupPlacement(
+        group=group.group,
+        service=group.service,
+        cluster=group.cluster,
+        domain=group.domain,
+        domain_level=_level(group.level),
+        subgroup_class=_class(group.subgroup_class),
+        add=[
+            scheduler_pb2.ReplicaPlacement(
+                replica=item.replica,
+                role=_role(item.role),
+                node=item.node,
+                gpu_indices=item.gpu_indices,
+                model=item.model,
+                profile=item.profile,
+                gpu_type=item.gpu_type,
+            )
+            for item in group.add
+        ],
+        remove=[scheduler_pb2.ScaleIn(role=_role(item.role), count=item.count) for item in group.remove],
+        decision_id=group.decision_id,
+    )
+
+
+def result_to_wire(result: ServiceResult) -> scheduler_pb2.ScalingResult:
+    """One request's result."""
+    return scheduler_pb2.ScalingResult(
+        service=result.service,
+        decision_id=result.decision_id,
+        outcome=scheduler_pb2.SchedulingOutcome.ValueType(int(result.outcome)),
+        groups=[group_placement_to_wire(group) for group in result.groups],
+        binding_constraint=scheduler_pb2.BindingConstraint.ValueType(int(result.constraint)),
+        detail=result.detail,
+    )
+
+
+def result_from_wire(message: scheduler_pb2.ScalingResult) -> ServiceResult:
+    """A result as this service stored it. Raises ``ValueError`` for what another release wrote."""
+    return ServiceResult(
+        service=message.service,
+        decision_id=message.decision_id,
+        outcome=Outcome(message.outcome),
+        constraint=Constraint(message.binding_constraint),
+        detail=message.detail,
+        groups=tuple(
+            GroupPlacement(
+                group=group.group,
+                service=group.service,
+                cluster=group.cluster,
+                domain=group.domain,
+                level=Level.from_number(group.domain_level),
+                subgroup_class=SubgroupClass(group.subgroup_class),
+                decision_id=group.decision_id,
+                add=tuple(
+                    ReplicaPlacement(
+                        replica=item.replica,
+                        role=Role.from_number(item.role),
+                        node=item.node,
+                        gpu_indices=tuple(item.gpu_indices),
+                        gpu_type=item.gpu_type,
+                        model=item.model,
+                        profile=item.profile,
+                    )
+                    for item in group.add
+                ),
+                remove=tuple(ScaleIn(role=Role.from_number(item.role), count=item.count) for item in group.remove),
+            )
+            for group in message.groups
+        ),
+    )
+
+
+def deployment_group_to_wire(group: DeploymentGroup) -> scheduler_pb2.DeploymentGroup:
+    """One group as it is."""
+    return scheduler_pb2.DeploymentGroup(
+        group=group.group,
+        service=group.service,
+        cluster=group.cluster,
+        domain=group.domain,
+        domain_level=_level(group.level),
+        subgroup_class=_class(group.subgroup_class),
+        roles=[scheduler_pb2.RoleReplicas(role=_role(role), replicas=names) for role, names in group.replicas.items()],
+    )
+
+
+def domain_to_wire(row: DomainRow) -> scheduler_pb2.Domain:
+    """One row of the tree."""
+    return scheduler_pb2.Domain(
+        name=row.name,
+        level=_level(row.level),
+        parent=row.parent,
+        cluster=row.cluster,
+        subgroup_class=_class(row.subgroup_class),
+        gpus=[scheduler_pb2.GpuCount(gpu_type=name, total=total, free=free) for name, total, free in row.gpus],
+        nodes=row.nodes,
+    )
+
+
+def _role(role: Role) -> types_pb2.Role.ValueType:
+    return types_pb2.Role.ValueType(role.number)
+
+
+def _level(level: Level) -> types_pb2.TopologyLevel.ValueType:
+    return types_pb2.TopologyLevel.ValueType(level.number)
+
+
+def _class(subgroup_class: SubgroupClass) -> scheduler_pb2.SubgroupClass.ValueType:
+    return scheduler_pb2.SubgroupClass.ValueType(int(subgroup_class))
