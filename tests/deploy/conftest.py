@@ -81,8 +81,10 @@ def _pip_build_args() -> dict[str, str]:
     for line in listed.stdout.splitlines():
         key, _, value = line.partition("=")
         name = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL"}.get(key.rpartition(".")[2])
-        if name is not None:
-            args[name] = value.strip("'")
+        # A folder of this machine is none in a container.
+        urls = [url for url in value.strip("'").split() if not url.startswith("file:")]
+        if name is not None and urls:
+            args[name] = " ".join(urls)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
         if name in os.environ:
             args[name] = os.environ[name]

@@ -11,6 +11,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from actuator.shell.settings import ActuatorSettings
+from metrics_collector.shell.settings import CollectorSettings
+from policy_engine.shell.settings import EngineSettings
+from prescheduler.shell.settings import PreSchedulerSettings
+from simulator.gateway.settings import GatewaySettings
+from trimtab.config.settings import ServiceSettings, load_settings
+
 KUSTOMIZATION = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KUBERNETES_VERSION = "1.31"
 
@@ -296,3 +303,32 @@ def test_every_pod_is_denied_by_default_in_both_directions(manifests: list[Manif
     selectors = [p["spec"]["podSelector"] for p in _of_kind(manifests, "NetworkPolicy") if p is not policy]
     for name in EVERY_WORKLOAD:
         assert {"matchLabels": {"app.kubernetes.io/name": name}} in selectors, f"{name} has no policy of its own"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings_type"),
+    [
+        ("metrics-collector", CollectorSettings),
+        ("policy-engine", EngineSettings),
+        ("prescheduler", PreSchedulerSettings),
+        ("actuator", ActuatorSettings),
+        ("gateway", GatewaySettings),
+    ],
+)
+def test_a_service_accepts_its_settings(
+    manifests: list[Manifest], tmp_path: Path, name: str, settings_type: type[ServiceSettings]
+) -> None:
+    workload = _workload(manifests, name)
+    container = _container(workload)
+    config_map = next(
+        v["configMap"]["name"] for v in workload["spec"]["template"]["spec"]["volumes"] if "configMap" in v
+    )
+    file = tmp_path / "settings.yaml"
+    file.write_text(_named(manifests, "ConfigMap", config_map)["data"]["settings.yaml"])
+    # What the API server would put there: a name of the pod, and the Secret's URL.
+    environment = {entry["name"]: entry.get("value", f"redis://{name}-0/0") for entry in container["env"]}
+    environment["TRIMTAB_NAME"] = f"{name}-0"
+
+    assert container["args"] == ["--config", "/etc/trimtab/settings.yaml"]
+    settings = load_settings(settings_type, ["--config", str(file)], environment)
+    assert settings.insecure_listen
