@@ -125,5 +125,6 @@ def _elementwise(perf: Path, system: str, gemm: GemmTable, architecture: Archite
     Vidur measured them without CUDA graphs; its launch time is replaced by what they cost inside one.
     """
     _, points = read_vidur(perf, _VIDUR_DEVICES[system], "meta-llama/Llama-2-7b-hf", 1)
-    growth = np.interp(gemm.m, points.work, points.seconds) - points.seconds[0]
-    return _LAUNCH_S + np.maximum(0.0, growth) * architecture.hidden / _VIDUR_HIDDEN
+    growth: Array = np.interp(gemm.m, points.work, points.seconds) - points.seconds[0]
+    seconds: Array = _LAUNCH_S + np.maximum(0.0, growth) * architecture.hidden / _VIDUR_HIDDEN
+    return seconds
