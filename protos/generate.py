@@ -55,7 +55,9 @@ def generate(target: Path) -> None:
             destination.write_text(_rewrite(stub.read_text(), is_interface=stub.suffix == ".pyi"))
     for folder in [target, *(path for path in sorted(target.rglob("*")) if path.is_dir())]:
         name = ".".join(folder.relative_to(target).parts)
-        docstring = f"Stubs of trimtab.{name}." if name else "Stubs generated from protos/ by `make proto`. Not edited by hand."
+        docstring = (
+            f"Stubs of trimtab.{name}." if name else "Stubs generated from protos/ by `make proto`. Not edited by hand."
+        )
         (folder / "__init__.py").write_text(f'"""{docstring}"""\n')
 
 
