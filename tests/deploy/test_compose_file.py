@@ -105,3 +105,16 @@ def test_the_dockerfile_runs_as_a_user_who_is_not_root() -> None:
     users = re.findall(r"^USER (\S+)", text, flags=re.MULTILINE)
     assert users == ["65532:65532"]
     assert text.index("USER 65532") < min(text.index(f"AS {target}\n") for target in _dockerfile_targets())
+
+
+def test_the_alerts_rest_on_series_that_the_services_export() -> None:
+    rules: Mapping = yaml.safe_load((DEPLOY / "prometheus" / "rules" / "trimtab.yml").read_text())
+    expressions = " ".join(rule["expr"] for group in rules["groups"] for rule in group["rules"])
+    named = {name.removesuffix("_total") for name in re.findall(r"trimtab_[a-z_]+", expressions)}
+    root = DEPLOY.parent
+    sources = [
+        path.read_text() for part in ("services", "simulator", "trimtab") for path in (root / part).rglob("*.py")
+    ]
+    exported = {name for text in sources for name in re.findall(r'"(trimtab_[a-z_]+)"', text)}
+    assert len(named) >= 6
+    assert named <= exported
