@@ -1,0 +1,103 @@
+"""What becomes of a plan: the actuators' answers folded in, and results kept over cycles."""
+
+import pytest
+
+from prescheduler.core.model import (
+    Constraint,
+    GroupPlacement,
+    Level,
+    Outcome,
+    Plan,
+    Role,
+    ScaleIn,
+    ServiceResult,
+    SubgroupClass,
+)
+from prescheduler.core.settle import settle
+from prescheduler.core.writes import ClusterWrite, fold_writes
+from prescheduler.shell import wire
+
+
+def result_of(outcome: Outcome, *groups: GroupPlacement, decision: str = "d-1", **more: object) -> ServiceResult:
+    return ServiceResult(service="chat", decision_id=decision, outcome=outcome, groups=groups, **more)  # type: ignore
+
+
+def change(cluster: str) -> GroupPlacement:
+    return GroupPlacement(
+        group=f"g-{cluster}",
+        service="chat",
+        cluster=cluster,
+        domain="s2-0",
+        level=Level.S2,
+        subgroup_class=SubgroupClass.MEDIUM,
+        decision_id="d-1",
+        remove=(ScaleIn(role=Role.DECODE, count=1),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        (result_of(Outcome.PLACED, change("a")), result_of(Outcome.UNCHANGED), "before"),
+        (result_of(Outcome.REMOVED, change("a")), result_of(Outcome.UNCHANGED), "before"),
+        (
+            result_of(Outcome.PLACED, change("a")),
+            result_of(Outcome.HELD, constraint=Constraint.EXPIRED),
+            "before",
+        ),
+        (
+            result_of(Outcome.PLACED, change("a")),
+            result_of(Outcome.HELD, constraint=Constraint.CLUSTER_UNREACHABLE),
+            "after",
+        ),
+        (result_of(Outcome.PLACED, change("a")), result_of(Outcome.UNCHANGED, decision="d-2"), "after"),
+        (result_of(Outcome.PLACED, change("a")), result_of(Outcome.PLACED, change("b")), "after"),
+        (result_of(Outcome.PARTIAL, change("a")), result_of(Outcome.DENIED), "before"),
+        (result_of(Outcome.PARTIAL, change("a")), result_of(Outcome.PLACED, change("b")), "after"),
+        (result_of(Outcome.DENIED), result_of(Outcome.UNCHANGED), "after"),
+        (None, result_of(Outcome.UNCHANGED), "after"),
+    ],
+)
+def test_a_decision_that_was_carried_out_stays_so(before, after, kept) -> None:
+    assert settle(before, after) is (before if kept == "before" else after)
+
+
+@pytest.mark.parametrize(
+    ("writes", "outcome", "constraint", "groups", "says"),
+    [
+        ({"a": {}, "b": {}}, Outcome.REMOVED, Constraint.NONE, ["a", "b"], ""),
+        (
+            {"a": {"refused": {"g-a": "a floor"}}, "b": {}},
+            Outcome.PARTIAL,
+            Constraint.ACTUATOR_REFUSED,
+            ["b"],
+            "group g-a of cluster a refused it: a floor",
+        ),
+        (
+            {"a": {"error": "outdated"}, "b": {"error": "outdated"}},
+            Outcome.DENIED,
+            Constraint.ACTUATOR_REFUSED,
+            [],
+            "cluster b refused it: outdated; the next cycle tries again",
+        ),
+        (
+            {"a": {"error": "deadline exceeded", "unanswered": True}, "b": {"error": "outdated"}},
+            Outcome.HELD,
+            Constraint.CLUSTER_UNREACHABLE,
+            [],
+            "cluster a did not answer the write: deadline exceeded",
+        ),
+    ],
+)
+def test_what_an_actuator_refuses_is_not_reported_as_done(writes, outcome, constraint, groups, says) -> None:
+    plan = Plan(results=(result_of(Outcome.REMOVED, change("a"), change("b")),))
+    answers = {cluster: ClusterWrite(**({"refused": {}} | given)) for cluster, given in writes.items()}
+    (folded,) = fold_writes(plan, answers).results
+    assert (folded.outcome, folded.constraint) == (outcome, constraint)
+    assert [group.cluster for group in folded.groups] == groups
+    assert says in folded.detail
+
+
+def test_results_survive_the_store() -> None:
+    result = result_of(Outcome.PARTIAL, change("a"), constraint=Constraint.AFFINITY, detail="x")
+    assert wire.result_from_wire(wire.result_to_wire(result)) == result
