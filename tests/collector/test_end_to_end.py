@@ -1,7 +1,6 @@
 """From a server's page to an observation over gRPC, on real sockets and a real store."""
 
 import asyncio
-import gzip
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path

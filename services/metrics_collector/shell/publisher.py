@@ -105,7 +105,7 @@ class Publisher:
                         routable_by_actuator=target.routable_by_actuator,
                     )
                 )
-        collector = self._settings.collector
+        collector = self._settings.collector_name
         revisions = self._replica_revisions()
         found = [
             role_partial(key, roles[key], window, collector=collector, replica_revisions=revisions)

@@ -89,7 +89,7 @@ class _Collector:
         self._scraper = Scraper(settings, fetcher, PageReader(VLLM_V1), metrics, now_s=self._clock.now_s)
         archive = Archive(
             store,
-            collector=settings.collector,
+            collector=settings.collector_name,
             history_windows=settings.history_windows,
             history_retention_s=settings.history_retention_s,
         )

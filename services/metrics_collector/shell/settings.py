@@ -26,7 +26,7 @@ class CollectorSettings(ServiceSettings):
 
     listen: Address = Field("127.0.0.1:7001", description="gRPC address")
     metrics_listen: Address = Field("127.0.0.1:9001", description="address of /metrics (HTTP)")
-    collector: Name = Field("collector-0", description="name of this collector, unique among those of a store")
+    collector_name: Name = Field("collector-0", description="name of this collector, unique among those of a store")
     actuators: dict[Name, Address] = Field({}, description="cluster=host:port of the actuators, the reference")
     targets_files: list[Path] = Field([], description="Prometheus file_sd documents, JSON or YAML; re-read on change")
     targets_poll_s: float = Field(1.0, ge=0.05, le=600, description="how often the files are looked at")
