@@ -1,0 +1,411 @@
+"""The running service: a real store, fake actuators on sockets, the pre-scheduler's own gRPC."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from prescheduler.shell.app import serve
+from prescheduler.shell.settings import PreSchedulerSettings
+from trimtab.api.actuator.v1 import actuator_pb2
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from trimtab.config.settings import SettingsError, load_settings
+from trimtab.rpc import clients
+from trimtab.rpc.errors import error_reason, field_violations
+from trimtab.rpc.run import ServiceContext
+from trimtab.store import keys
+from trimtab.store.client import Store
+
+P, D = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
+ROWS = [("s2-0", "s1-0", f"n{index}", "H20", 8, 8) for index in range(2)]
+SMALL = [("s2-0", "s1-0", "n0", "H20", 4, 4)]
+
+
+def wanted(service: str = "chat", prefill: int = 1, decode: int = 2, **more: object) -> scheduler_pb2.ScalingRequest:
+    message = scheduler_pb2.ScalingRequest(
+        service=service,
+        decision_id="d-1",
+        affinity=types_pb2.TOPOLOGY_LEVEL_S2,
+        fencing=types_pb2.Fencing(writer="policy-engine", token=3),
+        roles=[
+            scheduler_pb2.RoleRequest(role=P, replicas=prefill, gpus_per_replica=2, model="m", ratio_part=1),
+            scheduler_pb2.RoleRequest(role=D, replicas=decode, gpus_per_replica=1, model="m", ratio_part=2),
+        ],
+    )
+    message.create_time.GetCurrentTime()
+    message.expire_time.FromSeconds(int(time.time()) + 3600)
+    message.MergeFrom(scheduler_pb2.ScalingRequest(**more))
+    return message
+
+
+@dataclass
+class Running:
+    """One pre-scheduler in this process, and what a test asks it and the store."""
+
+    stub: scheduler_pb2_grpc.PreSchedulerServiceStub
+    store: Store
+    context: ServiceContext
+    settings: PreSchedulerSettings
+
+    async def ask(self, *requests: scheduler_pb2.ScalingRequest) -> None:
+        for item in requests:
+            await self.store.redis.hset(keys.scaling_requests(), item.service, item.SerializeToString())
+
+    async def result(self, service: str = "chat") -> scheduler_pb2.ScalingResult:
+        data = await self.store.redis.hget(keys.schedule_results(), service)
+        return scheduler_pb2.ScalingResult.FromString(data or b"")
+
+    async def until(self, outcome: int, service: str = "chat", timeout_s: float = 5.0) -> scheduler_pb2.ScalingResult:
+        give_up = time.monotonic() + timeout_s
+        while True:
+            found = await self.result(service)
+            if found.outcome == outcome:
+                return found
+            assert time.monotonic() < give_up, f"still {found}"
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def prescheduler(store: Store, url: str, port: int, *actuators, **more) -> AsyncIterator[Running]:
+    settings = PreSchedulerSettings(
+        **{
+            "listen": f"127.0.0.1:{port}",
+            "store_url": url,
+            "actuators": {item.cluster: item.address for item in actuators},
+            "cycle_s": 0.2,
+            "kick_poll_s": 0.05,
+            "actuator_timeout_s": 1.0,
+            "lease_ttl_s": 1.0,
+            "drain_grace_s": 0.2,
+        }
+        | more
+    )
+    context = ServiceContext("prescheduler")
+    task = asyncio.create_task(serve(settings, context))
+    channel = clients.channel(f"127.0.0.1:{port}")
+    try:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+        yield Running(scheduler_pb2_grpc.PreSchedulerServiceStub(channel), store, context, settings)
+    finally:
+        await channel.close()
+        context.stopping.set()
+        await asyncio.wait_for(task, 10)
+
+
+async def test_request_is_placed_once_and_nothing_is_written_after(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted())
+        result = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        length = await store.redis.xlen(keys.cycles())
+        counter = actuator.inventory_revision
+        await asyncio.sleep(0.7)
+        assert len(actuator.writes) == 1
+        assert sorted(item.role for item in actuator.replicas.values()) == [P, D, D]
+        assert await running.result() == result
+        assert (await store.redis.xlen(keys.cycles()), actuator.inventory_revision) == (length, counter)
+    write = actuator.writes[0]
+    assert (write.fencing.writer, write.fencing.token) == ("prescheduler", 1)
+    assert [item.group for item in result.groups] == [write.groups[0].group]
+
+
+async def test_scale_in_is_asked_for_once_while_the_operation_runs(store, store_url, free_port, start_actuator) -> None:
+    """The victim looks active for a while after the write was accepted: it must not cost a second one."""
+    actuator, _ = await start_actuator("a", ROWS)
+    for name, role in (("p0", P), ("d0", D), ("d1", D), ("d2", D)):
+        actuator.replicas[name] = actuator_pb2.Replica(
+            replica=name,
+            service="chat",
+            role=role,
+            node="n0",
+            deployment_group="g",
+            life_cycle=types_pb2.LIFE_CYCLE_ACTIVE,
+        )
+    actuator.operations.append(
+        actuator_pb2.Operation(
+            operation_id="o-1",
+            steps=[
+                actuator_pb2.OperationStep(
+                    kind=actuator_pb2.STEP_KIND_DELETE, replica="d2", state=actuator_pb2.OPERATION_STATE_RUNNING
+                )
+            ],
+        )
+    )
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted())
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_UNCHANGED)
+        assert actuator.writes == []
+        await running.ask(wanted(prefill=1, decode=1))
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_REMOVED)
+        await asyncio.sleep(0.5)
+    cuts = [
+        (group.group, cut.role, cut.count)
+        for write in actuator.writes
+        for group in write.groups
+        for cut in group.remove
+    ]
+    assert cuts == [("g", D, 1)]
+
+
+async def test_denial_names_its_constraint_and_ends_when_there_is_room(
+    store, store_url, free_port, start_actuator
+) -> None:
+    actuator, _ = await start_actuator("a", SMALL)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted(decode=3))
+        denied = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_DENIED)
+        assert denied.binding_constraint == scheduler_pb2.BINDING_CONSTRAINT_CAPACITY
+        assert denied.detail == "1 prefill of 2 GPUs and 3 decode of 1 GPU need 5 GPUs; 4 are free in all"
+        assert actuator.replicas == {}
+        actuator.rows.append(("s2-0", "s1-0", "n1", "H20", 1, 1))
+        actuator.inventory_revision += 1
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        assert len(actuator.replicas) == 4
+
+
+async def test_old_inventory_is_refused_and_the_next_cycle_places(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    actuator.race = True
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        watch = running.stub.WatchCycles(scheduler_pb2.WatchCyclesRequest())
+        await running.ask(wanted())
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        outcomes = []
+        async with asyncio.timeout(5):
+            async for message in watch:
+                outcomes += [(item.outcome, item.binding_constraint) for item in message.cycle.results]
+                if (scheduler_pb2.SCHEDULING_OUTCOME_PLACED, 0) in outcomes:
+                    break
+    refused = (scheduler_pb2.SCHEDULING_OUTCOME_DENIED, scheduler_pb2.BINDING_CONSTRAINT_ACTUATOR_REFUSED)
+    assert outcomes == [refused, (scheduler_pb2.SCHEDULING_OUTCOME_PLACED, 0)]
+    assert len(actuator.replicas) == 3
+
+
+async def test_silent_cluster_is_named_and_what_it_holds_stays(store, store_url, free_ports, start_actuator) -> None:
+    big, server = await start_actuator("a", ROWS)
+    small, _ = await start_actuator("b", [("s2-0", "s1-0", "n0", "H20", 8, 4)])
+    ports = free_ports(2)
+    async with prescheduler(store, store_url, ports[0], big, small) as running:
+        await running.ask(wanted(decode=4))
+        placed = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        assert {group.cluster for group in placed.groups} == {"a"}
+    await server.stop(0)
+    # A new process knows from the store alone what the silent cluster holds.
+    async with prescheduler(store, store_url, ports[1], big, small) as running:
+        await running.ask(wanted(decode=4), wanted("other", decode=2))
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, "other")
+        held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
+        topology = await running.stub.GetTopology(scheduler_pb2.GetTopologyRequest(), timeout=5)
+    assert held.binding_constraint == scheduler_pb2.BINDING_CONSTRAINT_CLUSTER_UNREACHABLE
+    assert held.detail.startswith("cluster a did not answer (")
+    assert {item.service for item in small.replicas.values()} == {"other"}
+    assert [item.cluster for item in topology.unreachable_clusters] == ["a"]
+    assert {item.cluster for item in topology.domains} == {"b"}
+
+
+async def test_slow_cluster_delays_the_others_no_longer_than_its_timeout(
+    store, store_url, free_port, start_actuator
+) -> None:
+    slow, _ = await start_actuator("a", ROWS)
+    quick, _ = await start_actuator("b", ROWS)
+    slow.delay_s = 30.0
+    async with prescheduler(store, store_url, free_port, slow, quick, actuator_timeout_s=0.3) as running:
+        await running.ask(wanted())
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, timeout_s=3)
+        assert len(quick.replicas) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "constraint"),
+    [
+        ({"expire_time": {"seconds": 1000}}, scheduler_pb2.BINDING_CONSTRAINT_EXPIRED),
+        ({"fencing": {"token": 2}}, scheduler_pb2.BINDING_CONSTRAINT_FENCED_OFF),
+    ],
+)
+async def test_expired_and_fenced_off_requests_are_held(
+    store, store_url, free_port, start_actuator, change, constraint
+) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted("fresh"), wanted(**change))
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, "fresh")
+        held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
+        assert held.binding_constraint == constraint
+        assert {item.service for item in actuator.replicas.values()} == {"fresh"}
+
+
+async def test_request_that_does_not_parse_is_held_with_the_field(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        bad = wanted("bad")
+        bad.roles[0].gpus_per_replica = 0
+        await running.ask(wanted(), bad)
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD, "bad")
+        assert "roles[0].gpus_per_replica: is 0" in held.detail
+
+
+async def test_second_process_waits_and_takes_over(store, store_url, free_ports, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    ports = free_ports(2)
+    async with prescheduler(store, store_url, ports[1], actuator, lease_ttl_s=0.6) as second:
+        leader = await _leader(second)
+        async with prescheduler(store, store_url, ports[0], actuator, lease_ttl_s=0.6) as first:
+            await second.ask(wanted())
+            await second.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await first.stub.Schedule(scheduler_pb2.ScheduleRequest(requests=[wanted()]), timeout=5)
+            assert error_reason(refused.value) == "NOT_LEADING"
+            await store.redis.delete(keys.lease(keys.PRESCHEDULER))
+        await second.ask(wanted(decode=3, prefill=1))
+        give_up = time.monotonic() + 5
+        while len(actuator.replicas) < 4:
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.02)
+    assert leader == 1
+    assert len(actuator.replicas) == 4
+    tokens = [write.fencing.token for write in actuator.writes]
+    assert tokens == sorted(tokens)
+
+
+async def _leader(running: Running) -> int:
+    give_up = time.monotonic() + 5
+    while True:
+        value = running.context.registry.get_sample_value("trimtab_prescheduler_leading")
+        if value:
+            return int(value)
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.02)
+
+
+async def test_schedule_validates_without_doing(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        call = scheduler_pb2.ScheduleRequest(requests=[wanted()], validate_only=True)
+        answer = await running.stub.Schedule(call, timeout=5)
+        assert [item.outcome for item in answer.cycle.results] == [scheduler_pb2.SCHEDULING_OUTCOME_PLACED]
+        assert actuator.writes == []
+        assert await store.redis.exists(keys.schedule_results(), keys.cycles(), keys.deployment_groups()) == 0
+
+
+async def test_schedule_with_a_known_request_id_answers_the_same(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await _leader(running)
+        call = scheduler_pb2.ScheduleRequest(requests=[wanted()], request_id="once")
+        first = await running.stub.Schedule(call, timeout=5)
+        again = await running.stub.Schedule(call, timeout=5)
+        assert first == again
+        assert len(actuator.writes) == 1
+        call.requests[0].roles[1].replicas = 5
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await running.stub.Schedule(call, timeout=5)
+        assert error_reason(refused.value) == "REQUEST_ID_REUSED"
+
+
+async def test_bad_call_names_every_field(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        bad = scheduler_pb2.ScalingRequest(service="Not A Name", decision_id="d", allow_partial=True)
+        bad.roles.add(role=P, replicas=1, gpus_per_replica=65)
+        bad.roles.add(role=P, replicas=1, gpus_per_replica=1, ratio_part=1)
+        bad.roles.add(replicas=20_000, gpus_per_replica=1, ratio_part=1)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await running.stub.Schedule(scheduler_pb2.ScheduleRequest(requests=[bad]), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as empty:
+            await running.stub.Schedule(scheduler_pb2.ScheduleRequest(), timeout=5)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [item.field for item in field_violations(refused.value)] == [
+        "requests[0].service",
+        "requests[0].roles[0].gpus_per_replica",
+        "requests[0].roles[0].ratio_part",
+        "requests[0].roles[2].role",
+        "requests[0].roles[2].replicas",
+        "requests[0].fencing.writer",
+        "requests[0].expire_time",
+    ]
+    assert [item.field for item in field_violations(empty.value)] == ["requests"]
+
+
+async def test_groups_are_listed_page_by_page(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted("one"), wanted("two"), wanted("three"))
+        for service in ("one", "two", "three"):
+            await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, service)
+        await asyncio.sleep(0.3)
+        found, token = [], ""
+        for _ in range(3):
+            page = await running.stub.ListDeploymentGroups(
+                scheduler_pb2.ListDeploymentGroupsRequest(page_size=1, page_token=token), timeout=5
+            )
+            found += page.groups
+            token = page.next_page_token
+        only = await running.stub.ListDeploymentGroups(
+            scheduler_pb2.ListDeploymentGroupsRequest(service="two"), timeout=5
+        )
+    assert [item.service for item in found] == ["one", "three", "two"]
+    assert token == ""
+    assert [(len(role.replicas), role.role) for role in found[0].roles] == [(1, P), (2, D)]
+    assert list(only.groups) == [found[2]]
+
+
+async def test_result_of_a_request_that_is_gone_is_gone(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted(), wanted("other"))
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        await store.redis.hdel(keys.scaling_requests(), "chat")
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_UNSPECIFIED)
+        await asyncio.sleep(0.3)
+    # Without a request nothing is taken away.
+    assert [item.life_cycle for item in actuator.replicas.values()] == [types_pb2.LIFE_CYCLE_STARTING] * 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--actuators", "a=nowhere"], "--actuators[a]: 'nowhere' is not host:port"),
+        (["--cycle-s", "0"], "--cycle-s"),
+        (["--actuators", ""], "--actuators"),
+    ],
+)
+def test_bad_settings_are_named(flags, says) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(PreSchedulerSettings, flags, {})
+    assert says in str(refused.value)
+
+
+async def test_process_starts_before_its_store_and_stops_on_sigterm(
+    own_store, free_ports, start_actuator, eventually
+) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    own_store.stop()
+    rpc, metrics = free_ports(2)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "prescheduler",
+        *("--listen", f"127.0.0.1:{rpc}", "--metrics-listen", f"127.0.0.1:{metrics}"),
+        *("--store-url", own_store.url, "--actuators", f"a={actuator.address}", "--drain-grace-s", "0.2"),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(own_store.start)
+        async with clients.channel(f"127.0.0.1:{rpc}") as channel:
+            stub = scheduler_pb2_grpc.PreSchedulerServiceStub(channel)
+            topology = await stub.GetTopology(scheduler_pb2.GetTopologyRequest(), timeout=10, wait_for_ready=True)
+        assert [item.name for item in topology.domains] == ["a", "s2-0", "s1-0", "n0", "n1"]
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
