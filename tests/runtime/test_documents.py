@@ -123,7 +123,7 @@ async def test_a_value_that_does_not_parse_names_its_key(
     store: Store, documents: Documents[types_pb2.Fencing], raw: bytes
 ) -> None:
     await store.redis.hset(keys.documents(OWNER, "test"), "a", raw)
-    with pytest.raises(CorruptEntry, match="trimtab:{policy-engine}:docs:test, field a"):
+    with pytest.raises(CorruptEntry, match=r"trimtab:{policy-engine}:docs:test, field a"):
         await documents.get("a")
 
 

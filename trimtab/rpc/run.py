@@ -125,13 +125,17 @@ async def _serve_with_metrics(
 def _status_of(name: str, task: asyncio.Future[None], context: ServiceContext) -> int:
     """Exit status for how ``serve`` ended, after saying on stderr what there is to say."""
     if task.cancelled():
-        return 0 if context.stopping.is_set() else 1
+        return 1
     error = _first_leaf(task.exception())
     if error is None:
         if context.stopping.is_set():
             return 0
         _say(name, "ended without being asked to")
         return 1
+    if context.stopping.is_set() and isinstance(error, StoreUnavailable):
+        # It was still waiting for the store, or could not say goodbye to it.
+        log.info("stopped without the store", error=str(error))
+        return 0
     if isinstance(error, SettingsError):
         _say(name, error)
         return 2

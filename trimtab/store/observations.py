@@ -219,7 +219,9 @@ def _merge_latency(
     good = [item for item in items if _sane_histogram(item)]
     tally = _Tally(reported=contributors if good else 0, reset=resets, refused=len(items) - len(good))
     bounds, cumulative = _add_histograms(good)
-    count = cumulative[-1] if cumulative else 0.0
+    count = cumulative[-1] if cumulative and _sane(cumulative[-1]) else 0.0
+    if count == 0:
+        bounds, cumulative = [], []
     merged = pb.LatencyValue(latency=latency, count=count)
     if count <= 0:
         tally.notes.append("nothing finished in the window")
@@ -255,6 +257,10 @@ def _measurement(value: float | None, tally: _Tally, coverage: _Coverage) -> typ
     """The value with its quality, by the table in this module's docstring."""
     n, m = coverage.reported(tally.reported), coverage.expected
     details = list(tally.notes)
+    if value is not None and not _sane(value):
+        # Sums of huge but finite numbers.
+        value = None
+        details.append("out of range")
     if n < m:
         details += [
             f"{count} {word}"
