@@ -1,0 +1,10 @@
+"""What replays are worth: SLO attainment, latencies and goodput of a pass, and one pass against another.
+
+`statistics` sums up a replay, `comparison` sets the demo's two passes against each other and has its figures and table.
+Pure; a lost request never counts as one within its SLO, and never as a latency.
+"""
+
+from simulator.evaluation.comparison import DemoSummary, PassFigures, summary_table
+from simulator.evaluation.statistics import PassSummary, Slo, summarise
+
+__all__ = ["DemoSummary", "PassFigures", "PassSummary", "Slo", "summarise", "summary_table"]

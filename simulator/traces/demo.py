@@ -1,0 +1,180 @@
+"""The demo's load: three models of a shared pool whose popularity rotates, and one disaggregated service with a ramp.
+
+The pool's eight GPUs carry the sum at any time, but no split of them that stands still carries every model at its peak:
+that is what the demo is to show. Requests are long in (a few thousand prompt tokens) and short out, so that GPUs run
+hot at a number of streamed tokens that two CPU cores can carry.
+
+A recorded trace takes the place of the pool's load with `demo_from_trace`: one slice of it, scaled so that it asks for
+as much GPU work as the generated load, and dealt to the same services with the same rotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate, rotating
+from simulator.traces.model import MeanDemand, TraceError, TraceRequest
+from simulator.traces.readers import read_trace
+from simulator.traces.shaping import (
+    busiest_start_s,
+    clip_lengths,
+    deal,
+    mean_demand,
+    peak_output_tps,
+    scale_rate,
+    static_split,
+    take_slice,
+)
+
+POOL_SERVICES = ("chat", "code", "reason")
+SCALED_SERVICE = "assist"
+FOOTPRINT_GPUS = {"chat": 1, "code": 1, "reason": 2}
+POOL_GPUS = 8
+
+# Replicas' worth of load (see REPLICA_RPS) while a model is hot and while it is not. GPUs at any time, at the target
+# utilisation: chat or code hot 4 + 1.1 + 2 · 0.6, reason hot 1.1 + 1.1 + 2 · 2.1.
+HOT_REPLICAS = {"chat": 3.6, "code": 3.6, "reason": 1.9}
+COLD_REPLICAS = {"chat": 0.7, "code": 0.7, "reason": 0.35}
+ROUNDS = 1
+LONGEST_RAMP_S = 8.0
+
+PROMPT = Lengths(mean_tokens=2400, cv=0.5, min_tokens=200, max_tokens=8000)
+OUTPUT = Lengths(mean_tokens=64, cv=0.5, min_tokens=8, max_tokens=256)
+SCALED_PROMPT = Lengths(mean_tokens=1200, cv=0.5, min_tokens=100, max_tokens=6000)
+SCALED_OUTPUT = Lengths(mean_tokens=100, cv=0.5, min_tokens=8, max_tokens=400)
+# Requests per second of the scaled service over the fractions of the demo: a day's rise and fall in two minutes.
+SCALED_RPS = ((0.0, 2.0), (0.15, 2.0), (0.55, 7.5), (0.7, 7.5), (0.95, 2.0))
+
+# What a token costs an A100 replica of the pool (its profile's linear and attention coefficients at these lengths).
+PROMPT_TOKEN_S = 70e-6
+OUTPUT_TOKEN_S = 150e-6
+MAX_PROMPT_TOKENS = 16_000
+MAX_OUTPUT_TOKENS = 1_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DemoTrace:
+    """What the demo replays, and what there is to say about how it was made."""
+
+    requests: tuple[TraceRequest, ...]
+    duration_s: float
+    seed: int
+    peak_output_tps: float
+    """Largest output tokens per second asked for, over 5 s: decides how many tokens a streamed chunk must carry."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mean_demand(self) -> dict[str, MeanDemand]:
+        """Averages per service."""
+        return mean_demand(self.requests, duration_s=self.duration_s)
+
+    def static_replicas(self) -> dict[str, int]:
+        """The pool's static split: replicas in proportion to the mean demand for GPUs, at least one each."""
+        return static_split(
+            {
+                service: demand.work(prompt_token_s=PROMPT_TOKEN_S, output_token_s=OUTPUT_TOKEN_S)
+                * FOOTPRINT_GPUS[service]
+                for service, demand in self.mean_demand.items()
+                if service in FOOTPRINT_GPUS
+            },
+            FOOTPRINT_GPUS,
+            budget_gpus=POOL_GPUS,
+        )
+
+
+def stream_interval_for(peak_tps: float, *, chunks_per_s: float = 1500.0) -> int:
+    """Tokens per streamed chunk so that two cores carry a peak through servers, gateway and client."""
+    return max(1, -(-int(peak_tps) // int(chunks_per_s)))
+
+
+def _replica_rps() -> float:
+    """Requests per second that one replica computes when it does nothing else."""
+    return 1.0 / (PROMPT.mean_tokens * PROMPT_TOKEN_S + OUTPUT.mean_tokens * OUTPUT_TOKEN_S)
+
+
+def _pool_curves(duration_s: float) -> dict[str, Curve]:
+    """Replicas' worth of load of each of the pool's services."""
+    ramp_s = min(LONGEST_RAMP_S, duration_s / len(POOL_SERVICES) / ROUNDS / 3)
+    shape = rotating(POOL_SERVICES, duration_s=duration_s, hot=1.0, cold=0.0, ramp_s=ramp_s, rounds=ROUNDS)
+    return {
+        name: Curve(
+            tuple(
+                (time_s, COLD_REPLICAS[name] + (HOT_REPLICAS[name] - COLD_REPLICAS[name]) * value)
+                for time_s, value in curve.points
+            )
+        )
+        for name, curve in shape.items()
+    }
+
+
+def _scaled_load(duration_s: float, rate_scale: float) -> ServiceLoad:
+    curve = Curve(tuple((fraction * duration_s, rps) for fraction, rps in SCALED_RPS))
+    return ServiceLoad(
+        service=SCALED_SERVICE, request_rps=curve.scaled(rate_scale), prompt=SCALED_PROMPT, output=SCALED_OUTPUT
+    )
+
+
+def demo_trace(*, duration_s: float = 120.0, seed: int = 1, rate_scale: float = 1.0) -> DemoTrace:
+    """The bundled load. Equal arguments give equal requests."""
+    loads = [
+        ServiceLoad(service=name, request_rps=curve.scaled(_replica_rps() * rate_scale), prompt=PROMPT, output=OUTPUT)
+        for name, curve in _pool_curves(duration_s).items()
+    ]
+    requests = generate([*loads, _scaled_load(duration_s, rate_scale)], duration_s=duration_s, seed=seed)
+    return DemoTrace(tuple(requests), duration_s, seed, peak_output_tps(requests))
+
+
+def demo_from_trace(
+    path: Path,
+    *,
+    duration_s: float = 120.0,
+    seed: int = 1,
+    start_s: float | None = None,
+    scale: float | None = None,
+    max_output_tps: float = 6000.0,
+) -> DemoTrace:
+    """A slice of a recorded trace as the pool's load, beside the generated load of the scaled service.
+
+    `start_s` defaults to the busiest slice, `scale` to as much GPU work as the generated load, as far as the streamed
+    tokens stay below `max_output_tps`. A trace in Trimtab's own format keeps its services.
+    Raises `TraceError` for a file that cannot be read or a slice without requests.
+    """
+    requests = list(itertools.islice(read_trace(path), 5_000_000))
+    start_s = busiest_start_s(requests, duration_s=duration_s) if start_s is None else start_s
+    sliced = take_slice(requests, start_s=start_s, duration_s=duration_s)
+    if not sliced:
+        raise TraceError(
+            f"{path}: no request from {start_s:g} s to {start_s + duration_s:g} s; the trace ends at "
+            f"{requests[-1].arrival_s:.0f} s"
+        )
+    sliced, clipped = clip_lengths(sliced, max_prompt_tokens=MAX_PROMPT_TOKENS, max_output_tokens=MAX_OUTPUT_TOKENS)
+    own_services = any(request.service != "trace" for request in sliced)
+    wanted = scale if scale is not None else _fitting_scale(sliced, duration_s, max_output_tps)
+    shaped = [request for request in scale_rate(sliced, wanted, seed=seed) if request.arrival_s < duration_s]
+    if not own_services:
+        shaped = deal(shaped, _pool_curves(duration_s), seed=seed)
+        assist = generate([_scaled_load(duration_s, 1.0)], duration_s=duration_s, seed=seed)
+        shaped = sorted([*shaped, *assist], key=lambda request: (request.arrival_s, request.service))
+    notes = [f"{path.name}: {start_s:g} s to {start_s + duration_s:g} s, rates × {wanted:.3g}"]
+    if clipped:
+        notes.append(
+            f"{clipped} of {len(sliced)} requests shortened to {MAX_PROMPT_TOKENS} prompt and "
+            f"{MAX_OUTPUT_TOKENS} output tokens"
+        )
+    return DemoTrace(tuple(shaped), duration_s, seed, peak_output_tps(shaped), tuple(notes))
+
+
+def _fitting_scale(sliced: list[TraceRequest], duration_s: float, max_output_tps: float) -> float:
+    """The factor that makes the slice ask for as much GPU work as the generated pool load does on average."""
+    target = sum(
+        sum(curve.at(duration_s * (step + 0.5) / 200) for step in range(200)) / 200
+        for curve in _pool_curves(duration_s).values()
+    )
+    demand = next(
+        iter(mean_demand([dataclasses.replace(r, service="all") for r in sliced], duration_s=duration_s).values())
+    )
+    by_work = target / demand.work(prompt_token_s=PROMPT_TOKEN_S, output_token_s=OUTPUT_TOKEN_S)
+    by_tokens = max_output_tps / max(peak_output_tps(sliced), 1e-9)
+    return round(min(by_work, by_tokens), 3)
