@@ -1,0 +1,196 @@
+"""Whether placements are accepted: each group as a whole or not at all, on the inventory as it is now."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from actuator.core.draft import Draft
+from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
+from actuator.core.ledger import taken_gpus
+from actuator.core.model import (
+    ActionKind,
+    Goal,
+    GroupOutcome,
+    HoldOwner,
+    LifeCycle,
+    Limits,
+    Operation,
+    OperationKind,
+    OperationState,
+    Replica,
+    Role,
+    Spec,
+    State,
+    Step,
+    StepKind,
+)
+from actuator.core.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """What one cycle does to one Deployment Group."""
+
+    group: str
+    service: str
+    add: tuple[Spec, ...]
+    remove: tuple[tuple[Role, int], ...]
+    decision_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementRequest:
+    """One call of ApplyPlacements."""
+
+    groups: tuple[GroupRequest, ...]
+    inventory_revision: int
+    expire_s: float | None
+    request_id: str
+    validate_only: bool
+    writer: str
+    token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementAnswer:
+    """The new state and what came of each group, in the order asked."""
+
+    state: State
+    results: tuple[GroupOutcome, ...]
+
+
+def apply_placements(
+    state: State, request: PlacementRequest, world: World, *, now_s: float, limits: Limits
+) -> PlacementAnswer:
+    """Accepts groups, or raises ``Refused`` for the call as a whole. A refused group is a result, not an error."""
+    check_token(state.meta, request.writer, request.token)
+    known = state.meta.requests.get(request.request_id) if request.request_id else None
+    if known is not None:
+        return PlacementAnswer(state=state, results=known)
+    check_expiry(request.expire_s, now_s)
+    if request.inventory_revision != state.meta.inventory_revision:
+        raise refuse(
+            "OUTDATED_INVENTORY",
+            f"the placements rest on inventory revision {request.inventory_revision}, the newest is "
+            f"{state.meta.inventory_revision}: list the nodes again",
+            inventory_revision=str(state.meta.inventory_revision),
+        )
+    d = Draft(state, world, limits, now_s)
+    results = tuple(_apply_group(d, group, validate_only=request.validate_only) for group in request.groups)
+    if request.validate_only:
+        return PlacementAnswer(state=state, results=results)
+    d.meta = remember_token(d.meta, request.writer, request.token)
+    if request.request_id:
+        kept = dict(list(d.meta.requests.items())[-(limits.keep_requests - 1) :])
+        d.meta = replace(d.meta, requests={**kept, request.request_id: results})
+    return PlacementAnswer(state=d.commit(), results=results)
+
+
+def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> GroupOutcome:
+    additions = [spec for spec in group.add if not _same_exists(d, spec)]
+    problem = _problem_with(d, group, additions)
+    victims: list[Replica] = []
+    for role, count in group.remove:
+        found = pick_victims(d, group.group, role, count)
+        victims += found
+        if len(found) < count:
+            problem = problem or f"the group has {len(found)} {role} replicas to remove, not {count}"
+    if problem:
+        return GroupOutcome(group=group.group, accepted=False, detail=problem)
+    steps = [
+        *(
+            Step(
+                kind=StepKind.CREATE,
+                goal=Goal.AWAKE,
+                replica=spec.replica,
+                service=spec.service,
+                spec=spec,
+                # Its record stands from the start, so the step has begun: a roll-back has to take the record away.
+                state=OperationState.RUNNING,
+                start_s=d.now_s,
+                asked=ActionKind.CREATE,
+                phase="creating",
+            )
+            for spec in additions
+        ),
+        *(
+            Step(kind=StepKind.DELETE, goal=Goal.ABSENT, replica=victim.name, service=victim.spec.service)
+            for victim in victims
+        ),
+    ]
+    if not steps:
+        return GroupOutcome(group=group.group, accepted=True, detail="nothing to do")
+    operation = _operation(d, group, steps)
+    d.operations[operation.operation_id] = operation
+    for spec in additions:
+        # Bound from here on: nobody else gets these GPUs. The record has no address until the backend made it.
+        record = Replica(spec=spec, life_cycle=LifeCycle.STARTING, since_s=d.now_s, cause="placed")
+        d.hold(record, HoldOwner.START_UP, operation.operation_id)
+    text = "would be placed" if validate_only else ""
+    return GroupOutcome(group=group.group, accepted=True, detail=text, operation_id=operation.operation_id)
+
+
+def _same_exists(d: Draft, spec: Spec) -> bool:
+    record = d.replicas.get(spec.replica)
+    return record is not None and replace(record.spec, decision_id="", gpu_type="") == replace(
+        spec, decision_id="", gpu_type=""
+    )
+
+
+def _problem_with(d: Draft, group: GroupRequest, additions: list[Spec]) -> str:
+    """Why the group cannot be placed; empty when it can."""
+    taken = taken_gpus(d.replicas, d.pool_gpus(), d.world)
+    doubled = [gpu for gpu, times in Counter(gpu for spec in additions for gpu in spec.gpus).items() if times > 1]
+    if doubled:
+        return f"GPU {doubled[0][0]}/{doubled[0][1]} is placed twice"
+    names = Counter(spec.replica for spec in group.add)
+    for spec in additions:
+        node = d.world.nodes.get(spec.node)
+        if names[spec.replica] > 1:
+            return f"replica {spec.replica} is placed twice"
+        if spec.replica in d.replicas:
+            return f"replica {spec.replica} exists already"
+        if node is None:
+            return f"{spec.replica}: this cluster has no node {spec.node}"
+        if spec.gpu_type and spec.gpu_type != node.gpu_type:
+            return f"{spec.replica}: node {spec.node} has {node.gpu_type}, not {spec.gpu_type}"
+        for _, index in spec.gpus:
+            if index >= node.gpus:
+                return f"{spec.replica}: node {spec.node} has {node.gpus} GPUs, no GPU {index}"
+            if (spec.node, index) in taken:
+                return f"{spec.replica}: GPU {spec.node}/{index} is not free"
+    return ""
+
+
+def pick_victims(d: Draft, group: str, role: Role, count: int) -> list[Replica]:
+    """Who leaves: what serves nobody first, then the least loaded, then by name."""
+    claimed = d.claimed()
+    candidates = [
+        replica
+        for replica in d.replicas.values()
+        if replica.spec.group == group
+        and replica.spec.role is role
+        and replica.name not in claimed
+        and replica.life_cycle is not LifeCycle.TERMINATING
+    ]
+
+    def load(replica: Replica) -> tuple[bool, float, str]:
+        sight = d.sight(replica.name)
+        in_flight = sight.in_flight if sight is not None else None
+        return replica.routable, float("inf") if in_flight is None else float(in_flight), replica.name
+
+    return sorted(candidates, key=load)[:count]
+
+
+def _operation(d: Draft, group: GroupRequest, steps: list[Step]) -> Operation:
+    creates = any(step.kind is StepKind.CREATE for step in steps)
+    duration_s = d.limits.default_drain_s + d.limits.pinned_wait_s + d.limits.terminating_s
+    return Operation(
+        operation_id=d.next_operation_id(),
+        kind=OperationKind.CREATE if creates else OperationKind.SCALE_IN,
+        subject=group.group,
+        create_s=d.now_s,
+        update_s=d.now_s,
+        deadline_s=d.now_s + duration_s + (d.limits.starting_s if creates else 0.0),
+        decision_id=group.decision_id,
+        steps=tuple(steps),
+    )

@@ -1,0 +1,212 @@
+"""Whether a pool state is accepted, and what follows at once.
+
+Refused: a fenced-off writer, an expired or older state, a budget or a GPU given twice, an awake set under a floor, GPUs
+that belong to somebody else. Accepted twice: the same state is the same answer.
+"""
+
+from dataclasses import dataclass, replace
+
+from actuator.core.draft import Draft
+from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
+from actuator.core.model import (
+    Floor,
+    Goal,
+    Gpu,
+    Limits,
+    Operation,
+    OperationKind,
+    OperationState,
+    Pool,
+    Spec,
+    State,
+    Step,
+    StepKind,
+)
+from actuator.core.operations import begin_rollback, keep
+from actuator.core.reconcile import open_pool_operation
+from actuator.core.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolRequest:
+    """A desired pool state as it came in."""
+
+    pool: str
+    state_revision: int
+    overlay: tuple[Spec, ...]
+    awake: tuple[str, ...]
+    floors: tuple[Floor, ...]
+    budget_gpus: int
+    decision_id: str
+    replica_revision: int
+    expire_s: float | None
+    drain_timeout_s: float
+    sleep_level: int
+    writer: str
+    token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAnswer:
+    """The new state, and the operation that works towards the pool state."""
+
+    state: State
+    state_revision: int
+    operation: Operation | None
+
+
+def apply_pool_state(state: State, request: PoolRequest, world: World, *, now_s: float, limits: Limits) -> PoolAnswer:
+    """Accepts or raises ``Refused``. Nothing is acted on here; the next tick does."""
+    d = Draft(state, world, limits, now_s)
+    check_token(state.meta, request.writer, request.token)
+    check_expiry(request.expire_s, now_s)
+    current = state.pools.get(request.pool)
+    if current is not None and request.state_revision <= current.state_revision:
+        return _repeated(d, current, request)
+    if request.replica_revision > state.meta.replica_revision:
+        raise refuse(
+            "UNKNOWN_REVISION",
+            f"the state rests on replica revision {request.replica_revision}, the newest here is "
+            f"{state.meta.replica_revision}: list the replicas again",
+        )
+    _check_shape(request)
+    _check_owners(d, request)
+    d.meta = remember_token(d.meta, request.writer, request.token)
+    pool = _accepted(request, current)
+    d.pools[pool.pool] = pool
+    contradicted = _retarget(d, pool)
+    operation = open_pool_operation(d, pool, contradicted)
+    new = d.commit()
+    return PoolAnswer(state=new, state_revision=pool.state_revision, operation=operation)
+
+
+def _repeated(d: Draft, current: Pool, request: PoolRequest) -> PoolAnswer:
+    if request.state_revision < current.state_revision:
+        raise refuse(
+            "OUTDATED",
+            f"pool {current.pool} is at state revision {current.state_revision}, this one is {request.state_revision}",
+            state_revision=str(current.state_revision),
+        )
+    if (sorted(request.awake), request.overlay) != (list(current.awake), current.overlay):
+        raise refuse(
+            "REVISION_REUSED",
+            f"pool {current.pool}: state revision {current.state_revision} was applied before with another content",
+            state_revision=str(current.state_revision),
+        )
+    d.meta = remember_token(d.meta, request.writer, request.token)
+    operation = d.operations.get(current.operation_id)
+    if operation is not None and operation.pool_revision != current.state_revision:
+        operation = None
+    return PoolAnswer(state=d.commit(), state_revision=current.state_revision, operation=operation)
+
+
+def _accepted(request: PoolRequest, current: Pool | None) -> Pool:
+    return Pool(
+        pool=request.pool,
+        state_revision=request.state_revision,
+        overlay=request.overlay,
+        awake=tuple(sorted(request.awake)),
+        floors=request.floors,
+        budget_gpus=request.budget_gpus,
+        decision_id=request.decision_id,
+        drain_timeout_s=request.drain_timeout_s,
+        sleep_level=request.sleep_level,
+        effective_awake=current.effective_awake if current is not None else (),
+        settled_revision=current.settled_revision if current is not None else 0,
+    )
+
+
+def _check_shape(request: PoolRequest) -> None:
+    specs = {spec.replica: spec for spec in request.overlay}
+    if len(specs) != len(request.overlay):
+        raise refuse("INVALID_POOL", f"pool {request.pool}: the overlay names a replica twice")
+    unknown = sorted(set(request.awake) - specs.keys())
+    if unknown:
+        raise refuse("INVALID_POOL", f"pool {request.pool}: {unknown[0]} is to be awake and is not in the overlay")
+    users: dict[Gpu, str] = {}
+    for name in sorted(set(request.awake)):
+        for gpu in specs[name].gpus:
+            if gpu in users:
+                raise refuse(
+                    "GPU_TWICE",
+                    f"pool {request.pool}: {users[gpu]} and {name} are both to be awake on {gpu[0]}/{gpu[1]}",
+                )
+            users[gpu] = name
+    if len(users) > request.budget_gpus:
+        raise refuse(
+            "OVER_BUDGET",
+            f"pool {request.pool}: the awake set takes {len(users)} GPUs, the budget is {request.budget_gpus}",
+        )
+    for floor in request.floors:
+        count = sum(
+            1 for name in set(request.awake) if (specs[name].service, specs[name].role) == (floor.service, floor.role)
+        )
+        if count < floor.min_replicas:
+            raise refuse(
+                "BELOW_FLOOR",
+                f"pool {request.pool}: {floor.service} {floor.role} would have {count} replicas awake, its floor is "
+                f"{floor.min_replicas}",
+            )
+
+
+def _check_owners(d: Draft, request: PoolRequest) -> None:
+    """The overlay's nodes and GPUs exist and are nobody else's; its names are not other replicas'."""
+    others = {gpu: pool.pool for pool in d.pools.values() if pool.pool != request.pool for gpu in pool.gpus}
+    scaled = {gpu: replica.name for replica in d.replicas.values() if replica.spec.group for gpu in replica.spec.gpus}
+    for spec in sorted(request.overlay, key=lambda spec: spec.replica):
+        node = d.world.nodes.get(spec.node)
+        if d.world.nodes and node is None:
+            raise refuse("UNKNOWN_NODE", f"{spec.replica}: this cluster has no node {spec.node}")
+        for gpu in spec.gpus:
+            if node is not None and gpu[1] >= node.gpus:
+                raise refuse("UNKNOWN_GPU", f"{spec.replica}: node {spec.node} has {node.gpus} GPUs, no GPU {gpu[1]}")
+            owner = others.get(gpu) or scaled.get(gpu)
+            if owner is not None:
+                raise refuse("GPU_TAKEN", f"{spec.replica}: GPU {gpu[0]}/{gpu[1]} belongs to {owner}")
+        record = d.replicas.get(spec.replica)
+        if record is not None and (record.spec.group or record.spec.pool not in ("", request.pool)):
+            raise refuse(
+                "NAME_TAKEN",
+                f"{spec.replica} exists already in {record.spec.group or record.spec.pool}, not in this pool",
+            )
+        if record is not None and (record.spec.service, record.spec.gpus) != (spec.service, spec.gpus):
+            raise refuse(
+                "NAME_TAKEN", f"{spec.replica} exists already as a replica of {record.spec.service} on other terms"
+            )
+        if record is not None and record.spec.pool != request.pool:
+            d.keep(replace(record, spec=replace(spec, gpu_type=record.spec.gpu_type)))
+
+
+def _retarget(d: Draft, pool: Pool) -> tuple[str, ...]:
+    """What the new state means for operations under way.
+
+    A bring-up takes the new goals over. A transition that the new state contradicts is rolled back, and its id is given
+    back: the new operation waits for it. Others go on.
+    """
+    awake = set(pool.awake)
+    contradicted = []
+    for operation in list(d.unfinished()):
+        if operation.subject != pool.pool or (operation.pool_revision == 0 and operation.atomic):
+            continue
+        if operation.kind is OperationKind.OVERLAY:
+            steps = tuple(_turned(step, awake) for step in operation.steps)
+            keep(d, replace(operation, steps=steps))
+            continue
+        if operation.waits_for:
+            ended = replace(
+                operation, state=OperationState.CANCELLED, waits_for=(), detail="overtaken by a newer state"
+            )
+            keep(d, ended)
+            contradicted += list(operation.waits_for)
+        elif operation.state is OperationState.ROLLING_BACK:
+            contradicted.append(operation.operation_id)
+        elif any((step.goal is Goal.AWAKE) != (step.replica in awake) for step in operation.steps):
+            keep(d, begin_rollback(d, operation, f"overtaken by state revision {pool.state_revision}", cancelled=True))
+            contradicted.append(operation.operation_id)
+    return tuple(sorted(set(contradicted)))
+
+
+def _turned(step: Step, awake: set[str]) -> Step:
+    if step.finished or step.goal is Goal.ABSENT or step.kind is StepKind.DELETE:
+        return step
+    return replace(step, goal=Goal.AWAKE if step.replica in awake else Goal.ASLEEP)

@@ -1,0 +1,26 @@
+"""Cancelling an operation: rolled back where that is still possible."""
+
+from actuator.core.draft import Draft
+from actuator.core.fencing import refuse
+from actuator.core.model import Limits, Operation, OperationKind, OperationState, State
+from actuator.core.operations import begin_rollback, keep
+from actuator.core.world import World
+
+
+def cancel_operation(
+    state: State, operation_id: str, reason: str, world: World, *, now_s: float, limits: Limits
+) -> tuple[State, Operation]:
+    """The new state and the operation. Raises ``Refused`` (NOT_FOUND, NOT_CANCELLABLE).
+
+    One that has ended, or is being rolled back, is given back as it is: its record says what was done.
+    """
+    operation = state.operations.get(operation_id)
+    if operation is None:
+        raise refuse("NOT_FOUND", f"no operation {operation_id}")
+    if operation.finished or operation.state is OperationState.ROLLING_BACK:
+        return state, operation
+    if operation.kind is OperationKind.OVERLAY:
+        raise refuse("NOT_CANCELLABLE", f"{operation_id} brings up an overlay, which goes on: apply another pool state")
+    d = Draft(state, world, limits, now_s)
+    operation = keep(d, begin_rollback(d, operation, f"cancelled: {reason or 'no reason given'}", cancelled=True))
+    return d.commit(), operation

@@ -1,0 +1,161 @@
+"""A working copy of the state inside one pure step: changes are collected, revisions are given at the end.
+
+``Draft`` is mutable so that the steps of a tick see one another's changes (two wakes never get one GPU); it never
+leaves the function that made it.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from actuator.core import holds
+from actuator.core.endpoints import endpoints_of, leased
+from actuator.core.ledger import taken_gpus
+from actuator.core.lifecycle import move
+from actuator.core.model import (
+    FINISHED,
+    Gateway,
+    Gpu,
+    HoldOwner,
+    LifeCycle,
+    Limits,
+    Operation,
+    Replica,
+    Role,
+    State,
+)
+from actuator.core.world import Action, Outcome, Sight, World
+
+
+class Draft:
+    """One step's copy of the state, with what it was derived from."""
+
+    def __init__(self, state: State, world: World, limits: Limits, now_s: float) -> None:
+        self.base = state
+        self.world = world
+        self.limits = limits
+        self.now_s = now_s
+        self.replicas = dict(state.replicas)
+        self.pools = dict(state.pools)
+        self.operations = dict(state.operations)
+        self.gateways = dict(state.gateways)
+        self.meta = state.meta
+        self.actions: list[Action] = []
+        self.outcomes: dict[str, Outcome] = {}
+        # Passive transitions of this step, for logs and metrics.
+        self.notes: list[str] = []
+
+    def move(self, replica: Replica, target: LifeCycle, detail: str = "") -> Replica:
+        """Moves by the table and keeps the result."""
+        if replica.life_cycle is not target:
+            self.notes.append(f"{replica.name}: {replica.life_cycle} → {target}" + (f" ({detail})" if detail else ""))
+        return self.keep(move(replica, target, now_s=self.now_s, detail=detail))
+
+    def keep(self, replica: Replica) -> Replica:
+        """Stores a changed record."""
+        self.replicas[replica.name] = replica
+        return replica
+
+    def hold(self, replica: Replica, owner: HoldOwner, reason: str) -> Replica:
+        """Puts a hold and keeps the result."""
+        return self.keep(holds.put(replica, owner, reason=reason, now_s=self.now_s))
+
+    def sight(self, name: str) -> Sight | None:
+        """The newest fresh look at a server; None when there is none."""
+        sight = self.world.sights.get(name)
+        if sight is None or self.now_s - sight.as_of_s > self.limits.fresh_s:
+            return None
+        return sight
+
+    def leased_gateways(self) -> list[Gateway]:
+        """Gateways that may be routing."""
+        return leased(self.gateways, self.now_s)
+
+    def act(self, action: Action) -> None:
+        """Asks the shell for an action, unless it is already acting on that replica."""
+        if action.replica not in self.world.busy and all(other.replica != action.replica for other in self.actions):
+            self.actions.append(action)
+
+    def unfinished(self) -> Iterator[Operation]:
+        """Operations under way, oldest first."""
+        pending = [operation for operation in self.operations.values() if not operation.finished]
+        yield from sorted(pending, key=lambda operation: (operation.create_s, operation.operation_id))
+
+    def claimed(self) -> dict[str, str]:
+        """Replica → the operation that has an unfinished step for it."""
+        return {
+            step.replica: operation.operation_id
+            for operation in self.unfinished()
+            for step in operation.steps
+            if not step.finished
+        }
+
+    def next_operation_id(self) -> str:
+        """A time-ordered id, unique for this cluster."""
+        number = self.meta.operation_counter + 1
+        self.meta = replace(self.meta, operation_counter=number)
+        return f"o-{int(self.now_s * 1000):x}-{number}"
+
+    def routable_count(self, service: str, role: Role) -> int:
+        """Routable replicas of a role in this cluster."""
+        return sum(
+            1
+            for replica in self.replicas.values()
+            if replica.routable and replica.spec.service == service and replica.spec.role is role
+        )
+
+    def pool_gpus(self) -> frozenset[Gpu]:
+        """GPUs of every pool."""
+        return frozenset(gpu for pool in self.pools.values() for gpu in pool.gpus)
+
+    def commit(self) -> State:
+        """The new state, with revisions for what changed."""
+        self._bump_endpoints()
+        self._bump_replicas()
+        self._bump_inventory()
+        self._prune()
+        return State(
+            replicas=self.replicas,
+            pools=self.pools,
+            operations=self.operations,
+            gateways=self.gateways,
+            meta=self.meta,
+        )
+
+    def _bump_endpoints(self) -> None:
+        if endpoints_of(self.replicas) == endpoints_of(self.base.replicas):
+            return
+        revision = self.meta.endpoint_revision + 1
+        self.meta = replace(self.meta, endpoint_revision=revision)
+        for name in sorted(self.replicas):
+            before = self.base.replicas.get(name)
+            if before is not None and before.routable and not self.replicas[name].routable:
+                self.replicas[name] = replace(self.replicas[name], hidden_revision=revision)
+
+    def _bump_replicas(self) -> None:
+        revision = self.meta.replica_revision
+        for name in sorted(self.replicas):
+            if self.replicas[name] != self.base.replicas.get(name):
+                revision += 1
+                self.replicas[name] = replace(self.replicas[name], revision=revision)
+        if self.base.replicas.keys() - self.replicas.keys():
+            revision += 1
+        self.meta = replace(self.meta, replica_revision=revision)
+
+    def _bump_inventory(self) -> None:
+        taken = taken_gpus(self.replicas, self.pool_gpus(), self.world)
+        # `Node.taken` is part of `taken`; its own repr has no stable order.
+        nodes = [replace(self.world.nodes[name], taken=frozenset()) for name in sorted(self.world.nodes)]
+        text = repr(nodes) + repr(sorted(taken))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if digest != self.meta.inventory_digest:
+            self.meta = replace(self.meta, inventory_digest=digest, inventory_revision=self.meta.inventory_revision + 1)
+
+    def _prune(self) -> None:
+        finished = [operation for operation in self.operations.values() if operation.state in FINISHED]
+        oldest_first = sorted(finished, key=lambda operation: (operation.update_s, operation.operation_id))
+        for operation in oldest_first[: max(0, len(finished) - self.limits.keep_operations)]:
+            del self.operations[operation.operation_id]
+        for name, gateway in list(self.gateways.items()):
+            if self.now_s - gateway.lease_until_s > self.limits.gateway_forget_s:
+                del self.gateways[name]

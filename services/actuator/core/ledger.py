@@ -1,0 +1,78 @@
+"""Who is on which GPU: awake replicas, sleepers, what is free.
+
+TRE accounts for hot-switch capacity above Kubernetes (seed ``tre``, V-A): a sleeper keeps its allocation, and a GPU
+whose replicas are all asleep is capacity. Here a GPU may be given to a replica only when every other replica on it is
+known not to be awake *and* the measured memory says so: memory comes free seconds after ``/sleep`` has answered.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from actuator.core.model import Gpu, LifeCycle, Limits, Replica, Spec
+from actuator.core.world import RunState, World
+
+
+def exited(replica: Replica, world: World) -> bool:
+    """The backend says that its process is gone, so it uses no memory."""
+    if world.listed is None:
+        return False
+    listed = world.listed.get(replica.name)
+    return listed is not None and listed.run_state is RunState.EXITED
+
+
+def occupies(replica: Replica, world: World) -> bool:
+    """Whether the replica must be assumed to use its GPUs. Only a sleeper and a dead process do not."""
+    if replica.life_cycle is LifeCycle.SLEEPING:
+        return False
+    return not (replica.life_cycle is LifeCycle.FAILED and exited(replica, world))
+
+
+def sharing(spec: Spec, replicas: Mapping[str, Replica]) -> list[Replica]:
+    """Other replicas that share a GPU with ``spec``, by name."""
+    mine = set(spec.gpus)
+    return [
+        replicas[name]
+        for name in sorted(replicas)
+        if name != spec.replica and not mine.isdisjoint(replicas[name].spec.gpus)
+    ]
+
+
+def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: Limits) -> list[str]:
+    """Why the replica may not use its GPUs yet, in words; empty when it may."""
+    neighbours = sharing(spec, replicas)
+    awake = [f"{other.name} is {other.life_cycle}" for other in neighbours if occupies(other, world)]
+    if awake or not world.measures_gpus:
+        return awake
+    reasons = []
+    for gpu in spec.gpus:
+        node, index = gpu
+        measured = world.gpu_memory.get(gpu)
+        if measured is None:
+            reasons.append(f"the memory of GPU {node}/{index} was not measured")
+            continue
+        on_gpu = [other for other in neighbours if gpu in other.spec.gpus]
+        if measured.as_of_s <= max((other.since_s for other in on_gpu), default=0.0):
+            reasons.append(f"the memory of GPU {node}/{index} was measured before its last occupant slept")
+            continue
+        sleepers = len(on_gpu) + (1 if spec.replica in replicas else 0)
+        allowed_gib = sleepers * limits.sleeper_hbm_gib + limits.hbm_slack_gib
+        if measured.used_gib > allowed_gib:
+            reasons.append(f"GPU {node}/{index} still has {measured.used_gib:.1f} GiB in use")
+    return reasons
+
+
+def awake_gpus(replicas: Iterable[Replica], world: World) -> dict[Gpu, list[str]]:
+    """Replicas that use each GPU, by name; the invariant is at most one."""
+    users: dict[Gpu, list[str]] = {}
+    for replica in sorted(replicas, key=lambda replica: replica.name):
+        if occupies(replica, world):
+            for gpu in replica.spec.gpus:
+                users.setdefault(gpu, []).append(replica.name)
+    return users
+
+
+def taken_gpus(replicas: Mapping[str, Replica], pool_gpus: Iterable[Gpu], world: World) -> frozenset[Gpu]:
+    """GPUs that no new scaled replica may get: replicas of any state, pools, and what the backend regards as taken."""
+    taken = {gpu for replica in replicas.values() for gpu in replica.spec.gpus}
+    taken.update(pool_gpus)
+    taken.update((node.node, index) for node in world.nodes.values() for index in node.taken)
+    return frozenset(taken)

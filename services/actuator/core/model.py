@@ -1,0 +1,347 @@
+"""What the actuator knows, as frozen records: replicas, pools, operations, gateways.
+
+Everything here is plain data that is written to the store as it stands. Times are seconds on the store's clock.
+What is only observed (in-flight counts, health) is in ``actuator.core.world`` and is never stored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a replica does for its service."""
+
+    COLOCATED = "colocated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREFILL_ATTENTION = "prefill-attention"
+    PREFILL_FFN = "prefill-ffn"
+
+
+class LifeCycle(StrEnum):
+    """Life cycle of a replica; ``actuator.core.lifecycle`` holds the allowed transitions."""
+
+    STARTING = "starting"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    SLEEPING = "sleeping"
+    REACTIVATING = "reactivating"
+    TERMINATING = "terminating"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class HoldOwner(StrEnum):
+    """Who keeps a replica out of sight of the gateways."""
+
+    START_UP = "start-up"
+    RELEASE = "release"
+    SOFT_SCALE_IN = "soft-scale-in"
+    GATING = "gating"
+    OPERATOR = "operator"
+
+
+class Goal(StrEnum):
+    """Where a step takes its replica. A roll-back is the same step with the goal turned round."""
+
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+    ABSENT = "absent"
+
+
+class StepKind(StrEnum):
+    """What a step was asked to do."""
+
+    RELEASE = "release"
+    WAKE = "wake"
+    CREATE = "create"
+    DELETE = "delete"
+
+
+class OperationKind(StrEnum):
+    """Which change an operation is."""
+
+    TRANSITION = "transition"
+    CREATE = "create"
+    SCALE_IN = "scale-in"
+    OVERLAY = "overlay"
+
+
+class OperationState(StrEnum):
+    """State of an operation or of one step."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    ROLLING_BACK = "rolling-back"
+    ROLLED_BACK = "rolled-back"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINISHED = frozenset(
+    {OperationState.SUCCEEDED, OperationState.ROLLED_BACK, OperationState.FAILED, OperationState.CANCELLED}
+)
+
+
+class ActionKind(StrEnum):
+    """What the shell does to the world for the core."""
+
+    CREATE = "create"
+    DELETE = "delete"
+    SLEEP = "sleep"
+    WAKE = "wake"
+    CANARY = "canary"
+
+
+Gpu = tuple[str, int]
+"""One GPU: (node, index)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a replica is and where it lives. Never changes during its life."""
+
+    replica: str
+    service: str
+    role: Role
+    model: str
+    profile: str
+    node: str
+    gpu_indices: tuple[int, ...]
+    gpu_type: str = ""
+    # Exactly one of both is set for what Trimtab placed; neither for a server that was given as a target.
+    pool: str = ""
+    group: str = ""
+    decision_id: str = ""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs it holds, in order."""
+        return tuple((self.node, index) for index in self.gpu_indices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """A reason why a replica is not visible. Only its owner lifts it."""
+
+    owner: HoldOwner
+    reason: str
+    since_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One replica's record; the actuator is its only writer."""
+
+    spec: Spec
+    life_cycle: LifeCycle
+    since_s: float
+    cause: str
+    address: str = ""
+    holds: tuple[Hold, ...] = ()
+    # It answered /health, and its last canary token came.
+    ready: bool = False
+    start_time_s: float = 0.0
+    # Its first, slow sleep is behind it.
+    slept_once: bool = False
+    # The drain deadline has passed: gateways reissue what they can continue elsewhere.
+    evicting: bool = False
+    # The endpoint revision that stopped showing it; gateways must have acknowledged this one before it may sleep.
+    hidden_revision: int = 0
+    revision: int = 0
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        """Unique in the cluster."""
+        return self.spec.replica
+
+    @property
+    def routable(self) -> bool:
+        """Runtime-ready and free of holds: capacity."""
+        return self.life_cycle is LifeCycle.ACTIVE and self.ready and not self.holds and bool(self.address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One replica's part of an operation. ``asked`` is written before the shell acts, so a crash resumes it."""
+
+    kind: StepKind
+    goal: Goal
+    replica: str
+    service: str
+    # For CREATE: what to create.
+    spec: Spec | None = None
+    state: OperationState = OperationState.PENDING
+    phase: str = ""
+    detail: str = ""
+    start_s: float = 0.0
+    end_s: float = 0.0
+    asked: ActionKind | None = None
+    attempts: int = 0
+    not_before_s: float = 0.0
+    # When every gateway had acknowledged that the replica is hidden; 0 until then.
+    acknowledged_s: float = 0.0
+    drain_deadline_s: float = 0.0
+    give_up_s: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be done for it."""
+        return self.state in FINISHED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """Steps that belong together. TRANSITION, CREATE and SCALE_IN are rolled back as one; OVERLAY is not."""
+
+    operation_id: str
+    kind: OperationKind
+    subject: str
+    create_s: float
+    update_s: float
+    deadline_s: float
+    state: OperationState = OperationState.PENDING
+    decision_id: str = ""
+    # The pool state it carries out; 0 when it puts back in order what the world changed.
+    pool_revision: int = 0
+    steps: tuple[Step, ...] = ()
+    detail: str = ""
+    cancelled: bool = False
+    # Its steps are reckoned when these operations have ended.
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """It will not change any more."""
+        return self.state in FINISHED
+
+    @property
+    def atomic(self) -> bool:
+        """One failed step takes the whole back."""
+        return self.kind is not OperationKind.OVERLAY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The least number of routable replicas that releases leave to a role."""
+
+    service: str
+    role: Role
+    min_replicas: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """A pool's last accepted desired state, and how far it has been carried out."""
+
+    pool: str
+    state_revision: int
+    overlay: tuple[Spec, ...]
+    awake: tuple[str, ...]
+    floors: tuple[Floor, ...]
+    budget_gpus: int
+    decision_id: str
+    drain_timeout_s: float
+    sleep_level: int
+    # What is kept awake against the world: `awake` once its operation succeeded, what was before when it did not.
+    effective_awake: tuple[str, ...] = ()
+    # The newest state revision whose operation has ended, or that needed none.
+    settled_revision: int = 0
+    operation_id: str = ""
+    # Consecutive corrections that failed, and when the next may start.
+    failed_corrections: int = 0
+    not_before_s: float = 0.0
+
+    @property
+    def gpus(self) -> frozenset[Gpu]:
+        """Every GPU that the overlay names."""
+        return frozenset(gpu for spec in self.overlay for gpu in spec.gpus)
+
+    def spec_of(self, replica: str) -> Spec | None:
+        """The overlay's entry of that name."""
+        return next((spec for spec in self.overlay if spec.replica == replica), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gateway:
+    """A gateway's lease and what it last said. Only the name is stored: after a restart all must speak again."""
+
+    gateway: str
+    lease_until_s: float
+    acknowledged_revision: int = 0
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+    pinned: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOutcome:
+    """What came of one group of a placement request."""
+
+    group: str
+    accepted: bool
+    detail: str = ""
+    operation_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """Counters and memories that outlive a restart. Revisions never fall, see ``actuator.core.revisions``."""
+
+    endpoint_revision: int = 0
+    replica_revision: int = 0
+    inventory_revision: int = 0
+    operation_counter: int = 0
+    # Digest of the node table that `inventory_revision` stands for.
+    inventory_digest: str = ""
+    # Highest fencing token seen, by writer.
+    fencing: Mapping[str, int] = field(default_factory=dict)
+    # The newest placement requests by id, oldest first.
+    requests: Mapping[str, tuple[GroupOutcome, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Everything the actuator of one cluster holds."""
+
+    replicas: Mapping[str, Replica] = field(default_factory=dict)
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    operations: Mapping[str, Operation] = field(default_factory=dict)
+    gateways: Mapping[str, Gateway] = field(default_factory=dict)
+    meta: Meta = field(default_factory=Meta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Every time-out and bound in one place. Seconds unless the name says otherwise."""
+
+    starting_s: float = 600.0
+    reactivating_s: float = 60.0
+    sleeping_s: float = 90.0
+    terminating_s: float = 60.0
+    default_drain_s: float = 30.0
+    # How long a release waits, after its drain deadline, for requests that cannot be continued elsewhere.
+    pinned_wait_s: float = 60.0
+    rollback_s: float = 300.0
+    overlay_s: float = 3600.0
+    max_attempts: int = 3
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+    gateway_lease_s: float = 3.0
+    # After a restart every known gateway counts as leased for so long.
+    gateway_grace_s: float = 6.0
+    gateway_forget_s: float = 120.0
+    misses_before_unknown: int = 3
+    # An observation older than this proves nothing.
+    fresh_s: float = 5.0
+    # How long a step waits for a dead or silent server to come back.
+    stuck_s: float = 15.0
+    exited_grace_s: float = 5.0
+    # A record that the backend does not list is given up after this.
+    missing_grace_s: float = 3.0
+    sleeper_hbm_gib: float = 2.5
+    hbm_slack_gib: float = 1.0
+    keep_operations: int = 200
+    keep_requests: int = 256

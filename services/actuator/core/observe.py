@@ -1,0 +1,151 @@
+"""Passive transitions: what the world did, written into the records. Withdraws a dead server at once.
+
+Limits: a look proves something only about the time after the record's last change, and nothing about a replica that
+the shell is acting on. A server that refuses connections is FAILED; one that is silent becomes UNKNOWN after several
+looks; a starting one may do both until its time-out. A paused server answers ``/is_sleeping`` with true while its
+memory is in use: it is neither asleep nor serving.
+"""
+
+from dataclasses import replace
+
+from actuator.core import holds
+from actuator.core.draft import Draft
+from actuator.core.ledger import exited, occupies, sharing
+from actuator.core.lifecycle import timeout_s
+from actuator.core.model import HoldOwner, LifeCycle, Replica
+from actuator.core.sleeping import fall_asleep
+from actuator.core.world import Listed, RunState, Sight
+
+_START_TIME_TOLERANCE_S = 0.5
+_GONE = "the backend does not list it"
+
+
+def observe(d: Draft) -> None:
+    """Brings every record up to what was seen."""
+    claimed = d.claimed()
+    if d.world.listed is not None:
+        for name in sorted(d.world.listed):
+            if name not in d.replicas:
+                _adopt(d, d.world.listed[name])
+        for name in sorted(d.replicas):
+            _compare_listing(d, d.replicas[name], d.world.listed.get(name), claimed=name in claimed)
+    for name in sorted(d.replicas):
+        _compare_sight(d, d.replicas[name])
+    for name in sorted(d.replicas):
+        _expire(d, d.replicas[name], claimed=name in claimed)
+
+
+def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
+    """Awake and unproved: hidden until a canary token comes."""
+    replica = d.move(replica, LifeCycle.STARTING, detail)
+    replica = replace(replica, since_s=d.now_s, ready=False, detail=detail)
+    return d.keep(holds.put(replica, HoldOwner.START_UP, reason=detail, now_s=d.now_s))
+
+
+def _adopt(d: Draft, listed: Listed) -> None:
+    """A replica without a record: given as a target, or its record was lost with the store."""
+    sight = d.sight(listed.spec.replica)
+    if sight is None and listed.run_state is RunState.RUNNING:
+        return
+    replica = Replica(
+        spec=listed.spec,
+        life_cycle=LifeCycle.STARTING,
+        since_s=d.now_s,
+        cause="found",
+        address=listed.address,
+        start_time_s=listed.start_time_s,
+    )
+    d.notes.append(f"{replica.name}: found without a record")
+    replica = d.hold(replica, HoldOwner.START_UP, "found")
+    if listed.run_state is RunState.EXITED:
+        d.move(replica, LifeCycle.FAILED, "its process has ended")
+    elif sight is not None and sight.healthy and sight.sleeping and not sight.paused:
+        fall_asleep(d, replica, "found asleep")
+    elif sight is not None and sight.healthy and _was_serving(d, listed):
+        d.keep(holds.lift(d.move(replica, LifeCycle.ACTIVE), HoldOwner.START_UP))
+
+
+def _was_serving(d: Draft, listed: Listed) -> bool:
+    """Trimtab made it, so it was serving when the record was lost: taking it away would change a count."""
+    made_here = bool(listed.spec.pool or listed.spec.group)
+    return made_here and not any(occupies(other, d.world) for other in sharing(listed.spec, d.replicas))
+
+
+def _compare_listing(d: Draft, replica: Replica, listed: Listed | None, *, claimed: bool) -> None:
+    if listed is None:
+        _not_listed(d, replica, claimed=claimed)
+        return
+    if replica.address != listed.address:
+        replica = d.keep(replace(replica, address=listed.address))
+    before_s = replica.start_time_s
+    if listed.start_time_s > 0 and abs(listed.start_time_s - before_s) > _START_TIME_TOLERANCE_S:
+        replica = d.keep(replace(replica, start_time_s=listed.start_time_s))
+        if before_s > 0 and replica.life_cycle is not LifeCycle.TERMINATING:
+            replica = start_again(d, replica, "restarted")
+    if listed.run_state is RunState.EXITED and replica.life_cycle not in (LifeCycle.FAILED, LifeCycle.TERMINATING):
+        d.move(replica, LifeCycle.FAILED, "its process has ended")
+
+
+def _not_listed(d: Draft, replica: Replica, *, claimed: bool) -> None:
+    being_made = replica.life_cycle is LifeCycle.STARTING and not replica.address and claimed
+    if being_made or d.world.listed_as_of_s <= replica.since_s:
+        return
+    if replica.life_cycle is LifeCycle.TERMINATING:
+        if not claimed:
+            del d.replicas[replica.name]
+    elif replica.life_cycle is not LifeCycle.FAILED:
+        d.move(replica, LifeCycle.FAILED, _GONE)
+    elif d.world.listed_as_of_s - replica.since_s >= d.limits.missing_grace_s:
+        d.notes.append(f"{replica.name}: gone, {_GONE}")
+        del d.replicas[replica.name]
+
+
+def _compare_sight(d: Draft, replica: Replica) -> None:
+    sight = d.sight(replica.name)
+    if sight is None or sight.as_of_s <= replica.since_s or replica.life_cycle is LifeCycle.TERMINATING:
+        return
+    if not sight.healthy:
+        _no_answer(d, replica, sight)
+    elif replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN):
+        if replica.detail != _GONE and not exited(replica, d.world) and not sight.paused:
+            _came_back(d, replica, sight)
+    elif replica.name not in d.world.busy:
+        _compare_sleep(d, replica, sight)
+
+
+def _no_answer(d: Draft, replica: Replica, sight: Sight) -> None:
+    if replica.life_cycle is LifeCycle.STARTING:
+        return
+    if sight.refused and replica.life_cycle is not LifeCycle.FAILED:
+        d.move(replica, LifeCycle.FAILED, sight.error or "nothing listens at its address")
+    elif sight.misses >= d.limits.misses_before_unknown and replica.life_cycle not in (
+        LifeCycle.FAILED,
+        LifeCycle.UNKNOWN,
+    ):
+        d.move(replica, LifeCycle.UNKNOWN, sight.error or "does not answer")
+
+
+def _came_back(d: Draft, replica: Replica, sight: Sight) -> None:
+    if sight.sleeping:
+        fall_asleep(d, replica, "answers again, asleep")
+    else:
+        start_again(d, replica, "answers again")
+
+
+def _compare_sleep(d: Draft, replica: Replica, sight: Sight) -> None:
+    if sight.paused and replica.life_cycle is LifeCycle.ACTIVE:
+        d.move(replica, LifeCycle.UNKNOWN, "paused by another hand")
+    elif sight.sleeping and not sight.paused:
+        if replica.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.STARTING):
+            fall_asleep(d, replica, "found asleep")
+    elif sight.sleeping is not None and replica.life_cycle is LifeCycle.SLEEPING:
+        start_again(d, replica, "found awake")
+
+
+def _expire(d: Draft, replica: Replica, *, claimed: bool) -> None:
+    """Transient states that no operation answers for end by their time-out."""
+    limit_s = timeout_s(replica.life_cycle, d.limits)
+    if claimed or limit_s is None or d.now_s - replica.since_s <= limit_s:
+        return
+    if replica.life_cycle in (LifeCycle.STARTING, LifeCycle.REACTIVATING):
+        d.move(replica, LifeCycle.FAILED, f"{replica.life_cycle} for more than {limit_s:.0f} s")

@@ -1,0 +1,238 @@
+"""From desired state to operations: what a pool's replicas have to do, and what the world put out of order.
+
+Level-triggered: steps are reckoned from the records as they are, never from what was asked before, and a replica
+that an unfinished operation has a step for is left to that operation.
+"""
+
+from dataclasses import replace
+
+from actuator.core.draft import Draft
+from actuator.core.ledger import exited
+from actuator.core.model import (
+    Goal,
+    HoldOwner,
+    LifeCycle,
+    Operation,
+    OperationKind,
+    OperationState,
+    Pool,
+    Replica,
+    Spec,
+    Step,
+    StepKind,
+)
+from actuator.core.operations import advance, keep
+
+_OWN_HOLDS = frozenset({HoldOwner.START_UP, HoldOwner.RELEASE, HoldOwner.SOFT_SCALE_IN})
+_CORRECTION_MEMORY_S = 600.0
+
+
+def plan_pool(d: Draft, pool: Pool, awake: frozenset[str]) -> list[Step]:
+    """The steps that bring the pool's unclaimed replicas to ``awake``, by name."""
+    claimed = d.claimed()
+    steps = []
+    for spec in sorted(pool.overlay, key=lambda spec: spec.replica):
+        if spec.replica not in claimed:
+            step = _step_for(d, spec, d.replicas.get(spec.replica), wanted=spec.replica in awake, pool=pool)
+            if step is not None:
+                steps.append(step)
+    overlay = {spec.replica for spec in pool.overlay}
+    for name in sorted(d.replicas):
+        replica = d.replicas[name]
+        if replica.spec.pool == pool.pool and name not in overlay and name not in claimed:
+            steps.append(Step(kind=StepKind.DELETE, goal=Goal.ABSENT, replica=name, service=replica.spec.service))
+    return steps
+
+
+def _step_for(d: Draft, spec: Spec, replica: Replica | None, *, wanted: bool, pool: Pool) -> Step | None:
+    goal = Goal.AWAKE if wanted else Goal.ASLEEP
+    if replica is None or (replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world)):
+        if replica is not None and spec.replica in pool.effective_awake and not wanted:
+            # A dead donor gives its GPUs at once; it is created again as a sleeper later.
+            return Step(kind=StepKind.RELEASE, goal=goal, replica=spec.replica, service=spec.service)
+        return Step(kind=StepKind.CREATE, goal=goal, replica=spec.replica, service=spec.service, spec=spec)
+    if replica.life_cycle is LifeCycle.TERMINATING:
+        return None
+    changed = wanted != (spec.replica in pool.effective_awake)
+    if replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN) and not changed:
+        return None
+    if wanted and not _shown(replica):
+        return Step(kind=StepKind.WAKE, goal=goal, replica=spec.replica, service=spec.service)
+    if not wanted and replica.life_cycle is not LifeCycle.SLEEPING:
+        return Step(kind=StepKind.RELEASE, goal=goal, replica=spec.replica, service=spec.service)
+    return None
+
+
+def _shown(replica: Replica) -> bool:
+    return replica.life_cycle is LifeCycle.ACTIVE and not any(hold.owner in _OWN_HOLDS for hold in replica.holds)
+
+
+def open_pool_operation(d: Draft, pool: Pool, waits_for: tuple[str, ...]) -> Operation | None:
+    """The operation for the pool's newest state; None when nothing has to change."""
+    steps = () if waits_for else _steps_of_newest(d, pool)
+    if not steps and not waits_for:
+        settle_pool(d, pool, pool.awake)
+        return None
+    operation = Operation(
+        operation_id=d.next_operation_id(),
+        kind=_kind_of(pool, steps),
+        subject=pool.pool,
+        create_s=d.now_s,
+        update_s=d.now_s,
+        deadline_s=_deadline_s(d, pool, steps),
+        decision_id=pool.decision_id,
+        pool_revision=pool.state_revision,
+        steps=tuple(steps),
+        waits_for=waits_for,
+    )
+    d.pools[pool.pool] = replace(pool, operation_id=operation.operation_id)
+    d.operations[operation.operation_id] = operation
+    return operation
+
+
+def _steps_of_newest(d: Draft, pool: Pool) -> list[Step]:
+    """After the bring-up a new state is a transition of what changed; repairs are operations of their own."""
+    steps = plan_pool(d, pool, frozenset(pool.awake))
+    if not _brought_up(pool):
+        return steps
+    before = frozenset(pool.effective_awake)
+    moves = [
+        step
+        for step in steps
+        if step.kind in (StepKind.RELEASE, StepKind.WAKE) and (step.goal is Goal.AWAKE) != (step.replica in before)
+    ]
+    return moves or [step for step in steps if step.kind in (StepKind.CREATE, StepKind.DELETE)]
+
+
+def _brought_up(pool: Pool) -> bool:
+    return pool.settled_revision > 0
+
+
+def _kind_of(pool: Pool, steps: list[Step] | tuple[Step, ...]) -> OperationKind:
+    if not _brought_up(pool) or any(step.kind in (StepKind.CREATE, StepKind.DELETE) for step in steps):
+        return OperationKind.OVERLAY
+    return OperationKind.TRANSITION
+
+
+def _deadline_s(d: Draft, pool: Pool, steps: list[Step] | tuple[Step, ...]) -> float:
+    limits = d.limits
+    if _kind_of(pool, steps) is OperationKind.OVERLAY:
+        return d.now_s + limits.overlay_s
+    drain_s = pool.drain_timeout_s or limits.default_drain_s
+    return d.now_s + drain_s + limits.pinned_wait_s + limits.sleeping_s + limits.reactivating_s
+
+
+def settle_pool(d: Draft, pool: Pool, awake: tuple[str, ...]) -> None:
+    """The pool's newest state is carried out, or given up: ``awake`` is kept up from now on."""
+    d.pools[pool.pool] = replace(pool, settled_revision=pool.state_revision, effective_awake=tuple(sorted(set(awake))))
+
+
+def conclude_pools(d: Draft) -> None:
+    """What operations that ended in this step mean for the awake set that is kept up."""
+    for operation_id in sorted(d.operations):
+        operation = d.operations[operation_id]
+        before = d.base.operations.get(operation_id)
+        ended = operation.finished and (before is None or not before.finished)
+        pool = d.pools.get(operation.subject)
+        if ended and pool is not None and operation.pool_revision > 0:
+            d.pools[pool.pool] = replace(
+                pool,
+                settled_revision=max(pool.settled_revision, operation.pool_revision),
+                effective_awake=tuple(sorted(_awake_after(d, pool, operation))),
+            )
+
+
+def _awake_after(d: Draft, pool: Pool, operation: Operation) -> set[str]:
+    awake = set(pool.effective_awake)
+    if not operation.atomic and operation.pool_revision == pool.state_revision:
+        return set(pool.awake)
+    for step in operation.steps:
+        if operation.state is OperationState.FAILED and operation.atomic:
+            # Neither done nor undone: what is awake now stays so until the next state comes.
+            replica = d.replicas.get(step.replica)
+            is_awake = replica is not None and _shown(replica)
+        elif operation.state is OperationState.SUCCEEDED or not operation.atomic:
+            is_awake = step.goal is Goal.AWAKE
+        else:
+            is_awake = step.kind is StepKind.RELEASE
+        (awake.add if is_awake else awake.discard)(step.replica)
+    return awake
+
+
+def start_waiting(d: Draft) -> None:
+    """Operations that waited for others reckon their steps once those have ended."""
+    for operation in list(d.unfinished()):
+        if not operation.waits_for:
+            continue
+        others = [d.operations.get(other) for other in operation.waits_for]
+        if any(other is not None and not other.finished for other in others):
+            continue
+        pool = d.pools[operation.subject]
+        steps = _steps_of_newest(d, pool)
+        ready = replace(
+            operation,
+            waits_for=(),
+            steps=tuple(steps),
+            kind=_kind_of(pool, steps),
+            deadline_s=_deadline_s(d, pool, steps),
+            detail="" if steps else "nothing had to change",
+        )
+        keep(d, ready)
+
+
+def correct(d: Draft) -> None:
+    """Opens operations for what is out of order and belongs to none: restarted, lost, woken or slept by others."""
+    for name in sorted(d.pools):
+        pool = d.pools[name]
+        if _brought_up(pool) and _may_correct(d, name):
+            _open_correction(d, name, plan_pool(d, pool, frozenset(pool.effective_awake)), pool.decision_id)
+    claimed = d.claimed()
+    for name in sorted(d.replicas):
+        replica = d.replicas[name]
+        if not replica.spec.pool and name not in claimed and _may_correct(d, name):
+            _open_correction(d, name, _scaled_steps(d, replica), replica.spec.decision_id)
+
+
+def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
+    spec = replica.spec
+    if replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world) and spec.group:
+        return [Step(kind=StepKind.CREATE, goal=Goal.AWAKE, replica=spec.replica, service=spec.service, spec=spec)]
+    sight = d.sight(replica.name)
+    running = replica.life_cycle is LifeCycle.STARTING and sight is not None and sight.healthy
+    asleep_by_others = replica.life_cycle in (LifeCycle.SLEEPING, LifeCycle.REACTIVATING) and bool(spec.group)
+    if running or asleep_by_others or replica.life_cycle is LifeCycle.DRAINING:
+        return [Step(kind=StepKind.WAKE, goal=Goal.AWAKE, replica=spec.replica, service=spec.service)]
+    return []
+
+
+def _may_correct(d: Draft, subject: str) -> bool:
+    """Corrections that keep failing come ever later."""
+    failures = [
+        operation.update_s
+        for operation in d.operations.values()
+        if operation.subject == subject
+        and operation.pool_revision == 0
+        and operation.state is OperationState.FAILED
+        and d.now_s - operation.update_s < _CORRECTION_MEMORY_S
+    ]
+    if not failures:
+        return True
+    wait_s = min(d.limits.max_backoff_s, d.limits.backoff_s * 2.0 ** len(failures))
+    return d.now_s - max(failures) >= wait_s
+
+
+def _open_correction(d: Draft, subject: str, steps: list[Step], decision_id: str) -> None:
+    if not steps:
+        return
+    operation = Operation(
+        operation_id=d.next_operation_id(),
+        kind=OperationKind.OVERLAY,
+        subject=subject,
+        create_s=d.now_s,
+        update_s=d.now_s,
+        deadline_s=d.now_s + d.limits.overlay_s,
+        decision_id=decision_id,
+        steps=tuple(steps),
+    )
+    d.operations[operation.operation_id] = operation
+    advance(d, operation)

@@ -1,0 +1,54 @@
+"""Towards ABSENT: hidden, drained like a release, deleted."""
+
+from dataclasses import replace
+
+from actuator.core.draft import Draft
+from actuator.core.endpoints import gateway_requests, unaware
+from actuator.core.model import ActionKind, HoldOwner, LifeCycle, Operation, Replica, Step
+from actuator.core.sleeping import hide
+from actuator.core.steps import asked, drain_timeout_s, drained, outstanding, past_deadline, phase, retry, succeed
+from actuator.core.world import Action
+
+
+def toward_absent(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    """One look at a replica that is to be deleted."""
+    if replica.life_cycle is LifeCycle.TERMINATING:
+        return _await_deletion(d, step, replica)
+    if outstanding(d, step) or d.now_s < step.not_before_s:
+        return step
+    if replica.life_cycle is LifeCycle.ACTIVE:
+        return hide(d, operation, step, replica, HoldOwner.SOFT_SCALE_IN)
+    if replica.life_cycle is LifeCycle.DRAINING:
+        step, quiet = drained(d, step, replica)
+        return _delete(d, step, replica) if quiet else past_deadline(d, step, replica) or step
+    if replica.life_cycle is LifeCycle.UNKNOWN and _may_be_serving(d, replica):
+        if step.drain_deadline_s == 0.0:
+            step = replace(step, drain_deadline_s=d.now_s + drain_timeout_s(d, operation))
+        if d.now_s < step.drain_deadline_s:
+            return phase(step, "waiting: it is silent, and gateways have requests on it")
+    return _delete(d, step, replica)
+
+
+def _may_be_serving(d: Draft, replica: Replica) -> bool:
+    gateways = d.leased_gateways()
+    return bool(unaware(replica, gateways)) or gateway_requests(replica.name, gateways)[0] > 0
+
+
+def _delete(d: Draft, step: Step, replica: Replica) -> Step:
+    d.move(replica, LifeCycle.TERMINATING)
+    d.act(Action(kind=ActionKind.DELETE, replica=replica.name))
+    return asked(step, ActionKind.DELETE, "deleting")
+
+
+def _await_deletion(d: Draft, step: Step, replica: Replica) -> Step:
+    if outstanding(d, step):
+        return step
+    outcome = d.outcomes.get(replica.name)
+    if outcome is not None and outcome.kind is ActionKind.DELETE:
+        if outcome.ok:
+            del d.replicas[replica.name]
+            return succeed(d, step, "deleted")
+        return retry(d, step, f"could not be deleted: {outcome.error}", permanent=outcome.permanent)
+    if d.now_s >= step.not_before_s:
+        d.act(Action(kind=ActionKind.DELETE, replica=replica.name))
+    return replace(step, asked=ActionKind.DELETE)

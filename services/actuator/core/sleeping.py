@@ -1,0 +1,149 @@
+"""Towards ASLEEP: floor check, hold, acknowledgements, drain, ``/sleep``; or the hold is lifted and it waits.
+
+The release of TRE (seed ``tre``, IV-C and V-C): routing is taken away first, the server stays awake while its requests
+end, and only then is it committed to sleep. ``mode=abort`` is used only once nothing is in flight, and the sleep is
+believed only when ``/is_sleeping`` confirms it.
+"""
+
+from dataclasses import replace
+
+from actuator.core import holds
+from actuator.core.draft import Draft
+from actuator.core.ledger import exited
+from actuator.core.lifecycle import timeout_s
+from actuator.core.model import ActionKind, HoldOwner, LifeCycle, Operation, Replica, Step
+from actuator.core.steps import (
+    asked,
+    drain_timeout_s,
+    drained,
+    fail,
+    forget_request,
+    outstanding,
+    past_deadline,
+    phase,
+    retry,
+    succeed,
+)
+from actuator.core.world import Action
+
+
+def floor_of(d: Draft, replica: Replica) -> int:
+    """The least routable replicas of its role; 0 without a floor."""
+    return sum(
+        floor.min_replicas
+        for pool in d.pools.values()
+        for floor in pool.floors
+        if floor.service == replica.spec.service and floor.role is replica.spec.role
+    )
+
+
+def toward_asleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    """One look at a replica that is to sleep."""
+    if replica.life_cycle is LifeCycle.SLEEPING:
+        return succeed(d, step, "asleep")
+    if replica.life_cycle is LifeCycle.ACTIVE:
+        return hide(d, operation, step, replica, HoldOwner.RELEASE)
+    if replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world):
+        return succeed(d, step, "its process is gone")
+    if replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.TERMINATING):
+        return wait_for_return(d, step, replica)
+    return settle(d, operation, step, replica)
+
+
+def hide(d: Draft, operation: Operation, step: Step, replica: Replica, owner: HoldOwner) -> Step:
+    """Takes an active replica out of sight when its floor allows that."""
+    if d.now_s < step.not_before_s:
+        return step
+    floor = floor_of(d, replica)
+    remaining = d.routable_count(replica.spec.service, replica.spec.role) - (1 if replica.routable else 0)
+    if remaining < floor:
+        return phase(step, f"waiting: {remaining} routable would be left, the floor is {floor}")
+    replica = d.hold(replica, owner, operation.operation_id)
+    d.move(replica, LifeCycle.DRAINING)
+    deadline_s = d.now_s + drain_timeout_s(d, operation)
+    return replace(
+        step,
+        phase="hiding",
+        acknowledged_s=0.0,
+        drain_deadline_s=deadline_s,
+        give_up_s=deadline_s + d.limits.pinned_wait_s,
+    )
+
+
+def restore(d: Draft, replica: Replica) -> Replica:
+    """Gives a hidden replica back that was not put to sleep: lifts the actuator's own holds only."""
+    replica = d.move(replica, LifeCycle.ACTIVE)
+    replica = holds.lift(holds.lift(replica, HoldOwner.RELEASE), HoldOwner.SOFT_SCALE_IN)
+    return d.keep(replica)
+
+
+def floor_broken(d: Draft, replica: Replica) -> bool:
+    """Its role has fallen below the floor, by other causes, while it is being released."""
+    return d.routable_count(replica.spec.service, replica.spec.role) < floor_of(d, replica)
+
+
+def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    """Drains an awake, hidden replica and puts it to sleep."""
+    if step.asked is ActionKind.SLEEP:
+        return await_sleep(d, operation, step, replica)
+    if outstanding(d, step) or d.now_s < step.not_before_s:
+        return step
+    if replica.life_cycle is LifeCycle.DRAINING and floor_broken(d, replica):
+        restore(d, replica)
+        return retry(d, step, "deferred: its role fell below the floor")
+    sight = d.sight(replica.name)
+    if replica.life_cycle is LifeCycle.STARTING and (sight is None or not sight.healthy):
+        return _still_starting(d, step, replica)
+    step, quiet = drained(d, step, replica)
+    if quiet:
+        return ask_sleep(d, operation, step, replica)
+    if replica.life_cycle is LifeCycle.DRAINING:
+        return past_deadline(d, step, replica) or step
+    return step
+
+
+def ask_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    """Commits: written down before the shell does it."""
+    pool = d.pools.get(operation.subject)
+    level = pool.sleep_level if pool is not None else 1
+    d.act(Action(kind=ActionKind.SLEEP, replica=replica.name, address=replica.address, sleep_level=level))
+    return asked(step, ActionKind.SLEEP, "falling asleep")
+
+
+def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    """A sleep is under way, or was when a crash came: then it is simply asked for again."""
+    if outstanding(d, step):
+        return step
+    outcome = d.outcomes.get(replica.name)
+    if outcome is None or outcome.kind is not ActionKind.SLEEP:
+        return ask_sleep(d, operation, step, replica) if d.now_s >= step.not_before_s else step
+    if outcome.ok:
+        fall_asleep(d, replica, operation.operation_id)
+        return succeed(d, step, "asleep")
+    if outcome.busy:
+        # A request came that no gateway sent; the server was left alone.
+        return replace(forget_request(step), acknowledged_s=0.0, phase="draining: a request came in between")
+    step = retry(d, step, f"could not be put to sleep: {outcome.error}", permanent=outcome.permanent)
+    return step if outcome.unsettled else forget_request(step)
+
+
+def fall_asleep(d: Draft, replica: Replica, reason: str) -> Replica:
+    """Confirmed asleep: the start-up hold becomes a release hold, lifted by the next wake."""
+    replica = d.move(replica, LifeCycle.SLEEPING)
+    replica = holds.lift(holds.lift(replica, HoldOwner.START_UP), HoldOwner.SOFT_SCALE_IN)
+    replica = holds.put(replica, HoldOwner.RELEASE, reason=reason, now_s=d.now_s)
+    return d.keep(replace(replica, slept_once=True))
+
+
+def wait_for_return(d: Draft, step: Step, replica: Replica) -> Step:
+    """A silent or dead server may come back; for a bounded time that is waited for."""
+    if d.now_s - replica.since_s > d.limits.stuck_s:
+        return fail(d, step, f"it is {replica.life_cycle}: {replica.detail or replica.cause}")
+    return phase(step, f"waiting: it is {replica.life_cycle}")
+
+
+def _still_starting(d: Draft, step: Step, replica: Replica) -> Step:
+    limit_s = timeout_s(LifeCycle.STARTING, d.limits)
+    if limit_s is not None and d.now_s - replica.since_s > limit_s:
+        return fail(d, step, f"not ready {limit_s:.0f} s after its start")
+    return phase(step, "starting")

@@ -1,0 +1,95 @@
+"""What every step shares: how it succeeds, fails, tries again, and when its replica has nothing in flight any more.
+
+Functions take the draft and the step and give the new step back; the draft holds the replica's record.
+"""
+
+from dataclasses import replace
+
+from actuator.core.draft import Draft
+from actuator.core.endpoints import gateway_requests, unaware
+from actuator.core.model import ActionKind, Operation, OperationState, Replica, Step
+
+
+def phase(step: Step, text: str) -> Step:
+    """Where it stands, in words."""
+    return step if step.phase == text else replace(step, phase=text)
+
+
+def succeed(d: Draft, step: Step, text: str) -> Step:
+    """It reached its goal; one that was being rolled back is rolled back."""
+    rolling_back = step.state is OperationState.ROLLING_BACK
+    state = OperationState.ROLLED_BACK if rolling_back else OperationState.SUCCEEDED
+    return replace(step, state=state, phase=text, asked=None, end_s=d.now_s)
+
+
+def fail(d: Draft, step: Step, error: str) -> Step:
+    """It cannot reach its goal. What was asked stays written down, since it may have taken effect."""
+    return replace(step, state=OperationState.FAILED, phase="failed", detail=error, end_s=d.now_s)
+
+
+def retry(d: Draft, step: Step, error: str, *, permanent: bool = False) -> Step:
+    """Once more after a back-off, a bounded number of times."""
+    attempts = step.attempts + 1
+    if permanent or attempts >= d.limits.max_attempts:
+        return fail(d, replace(step, attempts=attempts), error)
+    backoff_s = min(d.limits.max_backoff_s, d.limits.backoff_s * 2.0 ** (attempts - 1))
+    return replace(
+        step, attempts=attempts, not_before_s=d.now_s + backoff_s, phase="waiting to try again", detail=error
+    )
+
+
+def forget_request(step: Step) -> Step:
+    """Nothing is asked of the shell any more."""
+    return replace(step, asked=None)
+
+
+def outstanding(d: Draft, step: Step) -> bool:
+    """The shell is still acting on the replica; nothing else may be asked."""
+    return step.replica in d.world.busy
+
+
+def drain_timeout_s(d: Draft, operation: Operation) -> float:
+    """How long the operation lets in-flight requests end by themselves."""
+    pool = d.pools.get(operation.subject)
+    if pool is not None and pool.drain_timeout_s > 0:
+        return pool.drain_timeout_s
+    return d.limits.default_drain_s
+
+
+def drained(d: Draft, step: Step, replica: Replica) -> tuple[Step, bool]:
+    """Whether the replica has no request in flight and gets no more.
+
+    First every leased gateway must have acknowledged a revision that hides it; then the gateways must count nothing
+    on it and a look at the server *after* that moment must show running + waiting = 0. What cannot be read is not
+    zero.
+    """
+    gateways = d.leased_gateways()
+    missing = unaware(replica, gateways)
+    if missing:
+        return phase(replace(step, acknowledged_s=0.0), f"hiding: waiting for gateway {', '.join(missing)}"), False
+    if step.acknowledged_s == 0.0:
+        step = replace(step, acknowledged_s=d.now_s)
+    requests, pinned = gateway_requests(replica.name, gateways)
+    sight = d.sight(replica.name)
+    if sight is None or sight.as_of_s <= step.acknowledged_s:
+        return phase(step, "draining: waiting for a look at the server"), False
+    if sight.in_flight is None:
+        return phase(step, f"draining: its in-flight count cannot be read ({sight.error or 'no such metric'})"), False
+    if requests == 0 and sight.in_flight == 0:
+        return step, True
+    word = f"draining: {max(requests, sight.in_flight)} in flight"
+    return phase(step, word + (f", {pinned} pinned" if pinned else "")), False
+
+
+def past_deadline(d: Draft, step: Step, replica: Replica) -> Step | None:
+    """At the drain deadline gateways are told to reissue; later the release is given up. None: go on waiting."""
+    if d.now_s >= step.give_up_s:
+        return fail(d, step, f"given up: {step.phase} {d.now_s - step.start_s:.0f} s after it began")
+    if d.now_s >= step.drain_deadline_s and not replica.evicting:
+        d.keep(replace(replica, evicting=True))
+    return None
+
+
+def asked(step: Step, kind: ActionKind, text: str) -> Step:
+    """Writes down what the shell is about to do."""
+    return replace(step, asked=kind, phase=text)

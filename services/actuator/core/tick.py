@@ -1,0 +1,84 @@
+"""One pure step of the actuator: (state, world, outcomes, now) → (state, actions).
+
+The shell stores the new state *before* it carries the actions out, so that a crash in between repeats an action but
+never forgets one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from actuator.core.draft import Draft
+from actuator.core.model import ActionKind, Gateway, Goal, LifeCycle, Limits, OperationState, State
+from actuator.core.observe import observe
+from actuator.core.operations import advance, begin_rollback, keep
+from actuator.core.reconcile import conclude_pools, correct, start_waiting
+from actuator.core.sleeping import restore
+from actuator.core.world import Action, Outcome, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """What one step brought. ``notes`` are life cycle changes in words, for the log."""
+
+    state: State
+    actions: tuple[Action, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def tick(state: State, world: World, outcomes: Iterable[Outcome], *, now_s: float, limits: Limits) -> Tick:
+    """Takes in what was seen, takes every operation one look further, opens corrections."""
+    d = Draft(state, world, limits, now_s)
+    d.outcomes = {outcome.replica: outcome for outcome in outcomes}
+    observe(d)
+    start_waiting(d)
+    for operation in list(d.unfinished()):
+        if not operation.waits_for:
+            advance(d, operation)
+    conclude_pools(d)
+    correct(d)
+    return Tick(state=d.commit(), actions=tuple(d.actions), notes=tuple(d.notes))
+
+
+def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> Tick:
+    """Without the store: no action, nothing is taken away, what a release hid and did not put to sleep comes back.
+
+    A dead server is still withdrawn: that is the world's doing. An operation that had hidden something is rolled back
+    when the store returns, and says why.
+    """
+    d = Draft(state, world, limits, now_s)
+    observe(d)
+    for operation in list(d.unfinished()):
+        hidden = [
+            step
+            for step in operation.steps
+            if step.goal in (Goal.ASLEEP, Goal.ABSENT)
+            and step.asked is not ActionKind.SLEEP
+            and step.replica in d.replicas
+            and d.replicas[step.replica].life_cycle is LifeCycle.DRAINING
+        ]
+        for step in hidden:
+            restore(d, d.replicas[step.replica])
+        if hidden and operation.atomic and operation.state is OperationState.RUNNING:
+            keep(d, begin_rollback(d, operation, "rolled back: the store is away, so what was hidden came back"))
+    return Tick(state=d.commit(), notes=tuple(d.notes))
+
+
+def resume(state: State, *, now_s: float, limits: Limits) -> State:
+    """The stored state as a new process takes it up.
+
+    Every gateway that was known is taken for leased for a while: it may still route by what it was told before, so it
+    has to speak, or stay silent for longer than its lease, before anything hidden may sleep. Revisions leap ahead of
+    any that were shown and not stored; they are Unix milliseconds at every start, so that they do not fall even when
+    the store was lost.
+    """
+    floor = int(now_s * 1000)
+    meta = replace(
+        state.meta,
+        endpoint_revision=max(state.meta.endpoint_revision + 1, floor),
+        replica_revision=max(state.meta.replica_revision + 1, floor),
+        inventory_revision=max(state.meta.inventory_revision + 1, floor),
+    )
+    gateways = {
+        name: Gateway(gateway=name, lease_until_s=now_s + limits.gateway_grace_s) for name in sorted(state.gateways)
+    }
+    return replace(state, meta=meta, gateways=gateways)

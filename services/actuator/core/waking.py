@@ -1,0 +1,174 @@
+"""Towards AWAKE: GPUs free, ``/wake_up``, ready, a canary token, holds lifted; and the creation of replicas.
+
+Also the roll-back of a release: a hidden replica that was not put to sleep is simply shown again; one that was asked
+to sleep has to be asleep first, since nobody can tell when the server will carry that out.
+"""
+
+from dataclasses import replace
+
+from actuator.core import holds
+from actuator.core.draft import Draft
+from actuator.core.ledger import blockers, exited
+from actuator.core.lifecycle import timeout_s
+from actuator.core.model import ActionKind, Goal, HoldOwner, LifeCycle, Operation, Replica, Step, StepKind
+from actuator.core.sleeping import await_sleep, fall_asleep, restore, wait_for_return
+from actuator.core.steps import asked, fail, forget_request, outstanding, phase, retry, succeed
+from actuator.core.world import Action
+
+
+def toward_awake(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    """One look at a replica that is to be routable."""
+    if replica.life_cycle is LifeCycle.ACTIVE:
+        return show(d, step, replica)
+    if replica.life_cycle is LifeCycle.DRAINING:
+        return _take_back(d, operation, step, replica)
+    if replica.life_cycle is LifeCycle.SLEEPING:
+        return _wake(d, step, replica)
+    if replica.life_cycle in (LifeCycle.STARTING, LifeCycle.REACTIVATING):
+        return _prove(d, step, replica)
+    return wait_for_return(d, step, replica)
+
+
+def show(d: Draft, step: Step, replica: Replica) -> Step:
+    """Lifts the actuator's own holds; other owners' stay."""
+    for owner in (HoldOwner.START_UP, HoldOwner.RELEASE, HoldOwner.SOFT_SCALE_IN):
+        replica = holds.lift(replica, owner)
+    d.keep(replica)
+    if replica.holds:
+        return succeed(d, step, f"awake, held by {', '.join(hold.owner for hold in replica.holds)}")
+    return succeed(d, step, "routable")
+
+
+def _take_back(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    if step.asked is not ActionKind.SLEEP:
+        return show(d, step, restore(d, replica))
+    # Committed: it has to be asleep before it can be woken. The step goes on from SLEEPING at the next look.
+    outcome = d.outcomes.get(replica.name)
+    if outcome is not None and outcome.kind is ActionKind.SLEEP and not outcome.ok and not outcome.unsettled:
+        return show(d, forget_request(step), restore(d, replica))
+    if outcome is not None and outcome.ok:
+        fall_asleep(d, replica, operation.operation_id)
+        return phase(forget_request(step), "asleep; waking again")
+    return await_sleep(d, operation, step, replica)
+
+
+def _wake(d: Draft, step: Step, replica: Replica) -> Step:
+    if outstanding(d, step) or d.now_s < step.not_before_s:
+        return step
+    in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits)
+    if in_the_way:
+        return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
+    d.move(replica, LifeCycle.REACTIVATING)
+    d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address))
+    return asked(step, ActionKind.WAKE, "waking")
+
+
+def _prove(d: Draft, step: Step, replica: Replica) -> Step:
+    """From a running server to a routable one."""
+    if outstanding(d, step):
+        return step
+    outcome = d.outcomes.get(replica.name)
+    if outcome is not None and step.asked is outcome.kind:
+        return _judge(d, step, replica)
+    limit_s = timeout_s(replica.life_cycle, d.limits)
+    if limit_s is not None and d.now_s - replica.since_s > limit_s:
+        return fail(d, step, f"not ready {limit_s:.0f} s after it was {replica.life_cycle}")
+    if d.now_s < step.not_before_s:
+        return step
+    if replica.life_cycle is LifeCycle.STARTING:
+        in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits)
+        awake = [reason for reason in in_the_way if reason.partition(" ")[0] in d.replicas]
+        if awake:
+            return phase(step, f"waiting for its GPUs: {awake[0]}")
+    sight = d.sight(replica.name)
+    if sight is None or not sight.healthy or not replica.address:
+        return phase(step, "starting" if replica.life_cycle is LifeCycle.STARTING else "waiting for /health")
+    if sight.sleeping and sight.as_of_s > replica.since_s:
+        d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address))
+        return asked(step, ActionKind.WAKE, "waking")
+    return _ask_canary(d, step, replica)
+
+
+def _ask_canary(d: Draft, step: Step, replica: Replica) -> Step:
+    action = Action(kind=ActionKind.CANARY, replica=replica.name, address=replica.address, model=replica.spec.model)
+    d.act(action)
+    return asked(step, ActionKind.CANARY, "waiting for a canary token")
+
+
+def _judge(d: Draft, step: Step, replica: Replica) -> Step:
+    """What a wake or a canary brought."""
+    outcome = d.outcomes[replica.name]
+    if not outcome.ok:
+        what = "could not be woken" if outcome.kind is ActionKind.WAKE else "gave no canary token"
+        return retry(d, forget_request(step), f"{what}: {outcome.error}", permanent=outcome.permanent)
+    if outcome.kind is ActionKind.WAKE:
+        return _ask_canary(d, step, replica)
+    return show(d, forget_request(step), d.move(replica, LifeCycle.ACTIVE))
+
+
+def create(d: Draft, operation: Operation, step: Step) -> Step:
+    """No such replica yet: claims its GPUs by a record, then asks the backend."""
+    spec = step.spec
+    if spec is None:
+        return fail(d, step, "it does not exist")
+    if d.now_s < step.not_before_s:
+        return step
+    first = _must_go_first(operation, step)
+    if first:
+        return phase(step, f"waiting for {first} to sleep once")
+    in_the_way = blockers(spec, d.replicas, d.world, d.limits)
+    if in_the_way:
+        return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
+    replica = Replica(spec=spec, life_cycle=LifeCycle.STARTING, since_s=d.now_s, cause="created")
+    d.hold(replica, HoldOwner.START_UP, operation.operation_id)
+    d.act(Action(kind=ActionKind.CREATE, replica=spec.replica, spec=spec))
+    return asked(step, ActionKind.CREATE, "creating")
+
+
+def _must_go_first(operation: Operation, step: Step) -> str:
+    """A replica of the same overlay that has to sleep once on these GPUs before this one takes them for good."""
+    if step.goal is not Goal.AWAKE or step.spec is None:
+        return ""
+    mine = set(step.spec.gpus)
+    for other in operation.steps:
+        unfinished_sleeper = other.goal is Goal.ASLEEP and not other.finished and other.kind is StepKind.CREATE
+        if unfinished_sleeper and other.spec is not None and not mine.isdisjoint(other.spec.gpus):
+            return other.replica
+    return ""
+
+
+def await_creation(d: Draft, step: Step, replica: Replica) -> Step:
+    """The backend was asked to create it; after a crash it is asked again, which is the same to it."""
+    if outstanding(d, step):
+        return step
+    outcome = d.outcomes.get(replica.name)
+    listed = d.world.listed is not None and replica.name in d.world.listed
+    if outcome is not None and outcome.kind is ActionKind.CREATE:
+        if outcome.ok:
+            return phase(forget_request(step), "starting")
+        if outcome.permanent and not listed:
+            del d.replicas[replica.name]
+            return fail(d, forget_request(step), f"could not be created: {outcome.error}")
+        return retry(d, step, f"could not be created: {outcome.error}")
+    if listed:
+        return phase(forget_request(step), "starting")
+    if d.now_s >= step.not_before_s:
+        d.act(Action(kind=ActionKind.CREATE, replica=replica.name, spec=replica.spec))
+    return step
+
+
+def recreate(d: Draft, step: Step, replica: Replica) -> Step:
+    """A process that has ended is deleted, so that the step can create it anew."""
+    if outstanding(d, step):
+        return step
+    outcome = d.outcomes.get(replica.name)
+    if step.asked is ActionKind.DELETE and outcome is not None:
+        if outcome.ok:
+            del d.replicas[replica.name]
+            return phase(forget_request(step), "deleted; creating again")
+        return retry(d, forget_request(step), f"could not be deleted: {outcome.error}", permanent=outcome.permanent)
+    if d.now_s < step.not_before_s or not exited(replica, d.world):
+        return step
+    d.move(replica, LifeCycle.TERMINATING) if replica.life_cycle is LifeCycle.FAILED else None
+    d.act(Action(kind=ActionKind.DELETE, replica=replica.name))
+    return replace(step, asked=ActionKind.DELETE, phase="its process is gone: deleting it")

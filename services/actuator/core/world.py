@@ -1,0 +1,114 @@
+"""What was last seen of the world: the backend's lists and each server's answers. Never stored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from actuator.core.model import ActionKind, Gpu, Spec
+
+
+class RunState(StrEnum):
+    """What the backend says about a server's process."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One replica as the backend lists it."""
+
+    spec: Spec
+    address: str
+    run_state: RunState
+    # 0 when the backend does not know.
+    start_time_s: float = 0.0
+    host_memory_gib: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node of the cluster and where it is in the topology."""
+
+    node: str
+    vdc: str
+    s2: str
+    s1: str
+    gpu_type: str
+    gpus: int
+    # GPUs that the backend itself regards as taken, by whomever.
+    taken: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """Measured memory of one GPU."""
+
+    used_gib: float
+    memory_gib: float
+    as_of_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What one server answered when it was last asked."""
+
+    as_of_s: float
+    # /health answered 200.
+    healthy: bool
+    # Consecutive probes without an answer; 0 when it answered.
+    misses: int = 0
+    # Nothing listens at its address.
+    refused: bool = False
+    # None when it could not be read, or when the server has no such route.
+    sleeping: bool | None = None
+    # Asleep for /is_sleeping, but only paused: memory is not free.
+    paused: bool = False
+    # Running and waiting requests; None when it could not be read.
+    in_flight: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The newest look at everything."""
+
+    # None until the backend answered once.
+    listed: Mapping[str, Listed] | None = None
+    listed_as_of_s: float = 0.0
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    gpu_memory: Mapping[Gpu, GpuMemory] = field(default_factory=dict)
+    # Whether this backend can measure GPU memory at all.
+    measures_gpus: bool = False
+    sights: Mapping[str, Sight] = field(default_factory=dict)
+    # Replicas that the shell is acting on right now.
+    busy: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One thing for the shell to do. Idempotent: after a crash it is simply done again."""
+
+    kind: ActionKind
+    replica: str
+    address: str = ""
+    spec: Spec | None = None
+    sleep_level: int = 1
+    model: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of an action. ``permanent``: trying again will not help. ``busy``: refused, work is in flight.
+
+    ``unsettled``: it failed, and whether the server will still carry it out cannot be told.
+    """
+
+    kind: ActionKind
+    replica: str
+    ok: bool
+    error: str = ""
+    permanent: bool = False
+    busy: bool = False
+    unsettled: bool = False

@@ -1,0 +1,1 @@
+"""I/O of the actuator: gRPC, store, backend, vLLM servers, loops."""

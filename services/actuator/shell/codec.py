@@ -1,0 +1,301 @@
+"""Between the core's records and the messages of ``trimtab.actuator.v1``; requests are parsed, never trusted."""
+
+from collections.abc import Iterable, Mapping
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from actuator.core.admission_placement import GroupRequest, PlacementRequest
+from actuator.core.admission_pool import PoolRequest
+from actuator.core.endpoints import Endpoint
+from actuator.core.ledger import taken_gpus
+from actuator.core.model import Floor, GroupOutcome, Operation, Replica, Role, Spec, State, Step
+from actuator.core.world import Sight, World
+from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.rpc.validate import Violations
+
+MAX_OVERLAY = 20_000
+MAX_GPUS_PER_NODE = 64
+
+_ROLES: Mapping[Role, "types_pb2.Role.ValueType"] = {
+    Role.COLOCATED: types_pb2.ROLE_COLOCATED,
+    Role.PREFILL: types_pb2.ROLE_PREFILL,
+    Role.DECODE: types_pb2.ROLE_DECODE,
+    Role.PREFILL_ATTENTION: types_pb2.ROLE_PREFILL_ATTENTION,
+    Role.PREFILL_FFN: types_pb2.ROLE_PREFILL_FFN,
+}
+_ROLE_OF = {value: role for role, value in _ROLES.items()}
+
+
+def _enum_name(prefix: str, value: str) -> str:
+    return prefix + value.upper().replace("-", "_")
+
+
+def timestamp(seconds: float) -> Timestamp | None:
+    """A protobuf time; None for 0, which means never."""
+    if seconds <= 0:
+        return None
+    stamp = Timestamp()
+    stamp.FromNanoseconds(round(seconds * 1e9))
+    return stamp
+
+
+def replica_to_proto(replica: Replica, *, cluster: str, sight: Sight | None) -> pb.Replica:
+    """One record as everybody sees it."""
+    spec = replica.spec
+    message = pb.Replica(
+        replica=replica.name,
+        service=spec.service,
+        role=_ROLES[spec.role],
+        cluster=cluster,
+        model=spec.model,
+        address=replica.address,
+        node=spec.node,
+        gpu_indices=spec.gpu_indices,
+        gpu_type=spec.gpu_type,
+        life_cycle=types_pb2.LifeCycle.Value(_enum_name("LIFE_CYCLE_", replica.life_cycle)),
+        holds=[
+            pb.Hold(
+                owner=types_pb2.HoldOwner.Value(_enum_name("HOLD_OWNER_", hold.owner)),
+                reason=hold.reason,
+                since=timestamp(hold.since_s),
+            )
+            for hold in replica.holds
+        ],
+        routable=replica.routable,
+        pool=spec.pool,
+        deployment_group=spec.group,
+        ready=replica.ready,
+        life_cycle_since=timestamp(replica.since_s),
+        start_time=timestamp(replica.start_time_s),
+        revision=replica.revision,
+        detail=replica.detail,
+        slept_once=replica.slept_once,
+    )
+    if sight is not None and sight.in_flight is not None:
+        message.in_flight = sight.in_flight
+    return message
+
+
+def operation_to_proto(operation: Operation, *, cluster: str) -> pb.Operation:
+    """One operation as everybody sees it."""
+    return pb.Operation(
+        operation_id=operation.operation_id,
+        kind=pb.OperationKind.Value(_enum_name("OPERATION_KIND_", operation.kind)),
+        state=_state(operation.state),
+        decision_id=operation.decision_id,
+        cluster=cluster,
+        subject=operation.subject,
+        steps=[_step_to_proto(step) for step in operation.steps],
+        create_time=timestamp(operation.create_s),
+        update_time=timestamp(operation.update_s),
+        deadline=timestamp(operation.deadline_s),
+        detail=operation.detail,
+    )
+
+
+def _state(state: str) -> "pb.OperationState.ValueType":
+    return pb.OperationState.Value(_enum_name("OPERATION_STATE_", state))
+
+
+def _step_to_proto(step: Step) -> pb.OperationStep:
+    return pb.OperationStep(
+        kind=pb.StepKind.Value(_enum_name("STEP_KIND_", step.kind)),
+        replica=step.replica,
+        state=_state(step.state),
+        phase=step.phase,
+        start_time=timestamp(step.start_s),
+        end_time=timestamp(step.end_s),
+        detail=step.detail,
+        service=step.service,
+    )
+
+
+def endpoints_to_proto(
+    endpoints: Iterable[Endpoint], services: Iterable[str], *, revision: int, cluster: str, lease_s: float
+) -> pb.WatchEndpointsResponse:
+    """The whole set. A service without an endpoint is listed too, so that gateways hold its requests."""
+    by_service: dict[str, list[pb.Endpoint]] = {service: [] for service in sorted(set(services))}
+    for endpoint in endpoints:
+        by_service.setdefault(endpoint.service, []).append(
+            pb.Endpoint(
+                replica=endpoint.replica,
+                address=endpoint.address,
+                role=_ROLES[endpoint.role],
+                state=pb.EndpointState.Value(_enum_name("ENDPOINT_STATE_", endpoint.state)),
+                model=endpoint.model,
+            )
+        )
+    return pb.WatchEndpointsResponse(
+        services=[pb.ServiceEndpoints(service=service, endpoints=found) for service, found in by_service.items()],
+        revision=revision,
+        cluster=cluster,
+        lease_s=lease_s,
+    )
+
+
+def node_table(state: State, world: World) -> pb.NodeTable:
+    """Nodes as columns; a GPU is free when neither a replica, a pool nor the backend claims it."""
+    pool_gpus = {gpu for pool in state.pools.values() for gpu in pool.gpus}
+    taken = taken_gpus(state.replicas, pool_gpus, world)
+    table = pb.NodeTable()
+    for name in sorted(world.nodes):
+        node = world.nodes[name]
+        table.nodes.append(node.node)
+        table.vdcs.append(node.vdc)
+        table.s2s.append(node.s2)
+        table.s1s.append(node.s1)
+        table.gpu_types.append(node.gpu_type)
+        table.gpus.append(node.gpus)
+        table.free_gpu_masks.append(sum(1 << index for index in range(node.gpus) if (node.node, index) not in taken))
+    return table
+
+
+def outcome_to_proto(outcome: GroupOutcome) -> pb.GroupResult:
+    """What came of one group."""
+    return pb.GroupResult(
+        group=outcome.group, accepted=outcome.accepted, detail=outcome.detail, operation_id=outcome.operation_id
+    )
+
+
+def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
+    """Raises ``InvalidRequest`` with one violation per field."""
+    v = Violations()
+    state = request.state
+    v.require("state", request.HasField("state"), "is required")
+    with v.below("state"):
+        v.identifier("pool", state.pool)
+        v.require("state_revision", state.state_revision > 0, "must be at least 1")
+        v.require("overlay", 0 < len(state.overlay) <= MAX_OVERLAY, f"must have 1 to {MAX_OVERLAY} replicas")
+        overlay = tuple(_overlay_spec(v, f"overlay[{i}]", item, state.pool) for i, item in enumerate(state.overlay))
+        v.require("budget_gpus", state.budget_gpus > 0, "must be at least 1")
+        v.finite_number("drain_timeout_s", state.drain_timeout_s, minimum=0, maximum=3600)
+        v.require("sleep_level", state.sleep_level <= 2, "must be 1 or 2; 0 means 1")
+        floors = []
+        for i, floor in enumerate(state.floors):
+            with v.below(f"floors[{i}]"):
+                v.identifier("service", floor.service)
+                role = _role(v, "role", floor.role)
+                floors.append(Floor(service=floor.service, role=role, min_replicas=floor.min_replicas))
+        v.require("awake", len(set(state.awake)) == len(state.awake), "names a replica twice")
+    _fencing(v, request.fencing, given=request.HasField("fencing"))
+    v.raise_if_any()
+    return PoolRequest(
+        pool=state.pool,
+        state_revision=state.state_revision,
+        overlay=tuple(sorted(overlay, key=lambda spec: spec.replica)),
+        awake=tuple(state.awake),
+        floors=tuple(floors),
+        budget_gpus=state.budget_gpus,
+        decision_id=state.decision_id,
+        replica_revision=state.replica_revision,
+        expire_s=_seconds(state.expire_time) if state.HasField("expire_time") else None,
+        drain_timeout_s=state.drain_timeout_s,
+        sleep_level=state.sleep_level or 1,
+        writer=request.fencing.writer,
+        token=request.fencing.token,
+    )
+
+
+def _overlay_spec(v: Violations, field: str, item: pb.OverlayReplica, pool: str) -> Spec:
+    with v.below(field):
+        v.bounded_string("replica", item.replica, max_length=253)
+        v.identifier("service", item.service)
+        v.bounded_string("model", item.model)
+        v.bounded_string("profile", item.profile, required=False)
+        v.bounded_string("node", item.node, max_length=253)
+        return Spec(
+            replica=item.replica,
+            service=item.service,
+            role=_role(v, "role", item.role),
+            model=item.model,
+            profile=item.profile,
+            node=item.node,
+            gpu_indices=_gpus(v, "gpu_indices", item.gpu_indices),
+            pool=pool,
+        )
+
+
+def parse_placements(request: pb.ApplyPlacementsRequest) -> PlacementRequest:
+    """Raises ``InvalidRequest`` with one violation per field."""
+    v = Violations()
+    v.require("groups", 0 < len(request.groups) <= MAX_OVERLAY, f"must have 1 to {MAX_OVERLAY} groups")
+    v.bounded_string("request_id", request.request_id, max_length=128, required=False)
+    names = [group.group for group in request.groups]
+    v.require("groups", len(set(names)) == len(names), "names a group twice")
+    groups = tuple(_group(v, f"groups[{i}]", group) for i, group in enumerate(request.groups))
+    _fencing(v, request.fencing, given=request.HasField("fencing"))
+    v.raise_if_any()
+    return PlacementRequest(
+        groups=groups,
+        inventory_revision=request.inventory_revision,
+        expire_s=_seconds(request.expire_time) if request.HasField("expire_time") else None,
+        request_id=request.request_id,
+        validate_only=request.validate_only,
+        writer=request.fencing.writer,
+        token=request.fencing.token,
+    )
+
+
+def _group(v: Violations, field: str, group: scheduler_pb2.GroupPlacement) -> GroupRequest:
+    with v.below(field):
+        v.bounded_string("group", group.group, max_length=253)
+        v.identifier("service", group.service)
+        add = []
+        for i, item in enumerate(group.add):
+            with v.below(f"add[{i}]"):
+                v.bounded_string("replica", item.replica, max_length=253)
+                v.bounded_string("model", item.model)
+                v.bounded_string("node", item.node, max_length=253)
+                add.append(
+                    Spec(
+                        replica=item.replica,
+                        service=group.service,
+                        role=_role(v, "role", item.role),
+                        model=item.model,
+                        profile=item.profile,
+                        node=item.node,
+                        gpu_indices=_gpus(v, "gpu_indices", item.gpu_indices),
+                        gpu_type=item.gpu_type,
+                        group=group.group,
+                        decision_id=group.decision_id,
+                    )
+                )
+        remove = []
+        for i, removal in enumerate(group.remove):
+            with v.below(f"remove[{i}]"):
+                v.require("count", removal.count > 0, "must be at least 1")
+                remove.append((_role(v, "role", removal.role), int(removal.count)))
+        v.require("add", bool(add or remove), "a group adds or removes something")
+        v.require("remove", len({role for role, _ in remove}) == len(remove), "names a role twice")
+    return GroupRequest(
+        group=group.group,
+        service=group.service,
+        add=tuple(add),
+        remove=tuple(remove),
+        decision_id=group.decision_id,
+    )
+
+
+def _role(v: Violations, field: str, value: int) -> Role:
+    v.enum_set(field, value, types_pb2.Role)
+    return _ROLE_OF.get(value, Role.COLOCATED)  # type: ignore[call-overload, no-any-return]
+
+
+def _gpus(v: Violations, field: str, indices: Iterable[int]) -> tuple[int, ...]:
+    found = tuple(indices)
+    v.require(field, bool(found), "is required")
+    v.require(field, len(set(found)) == len(found), "names a GPU twice")
+    v.require(field, all(index < MAX_GPUS_PER_NODE for index in found), f"a node has at most {MAX_GPUS_PER_NODE} GPUs")
+    return tuple(sorted(found))
+
+
+def _fencing(v: Violations, fencing: types_pb2.Fencing, *, given: bool) -> None:
+    if v.require("fencing", given, "is required"):
+        v.bounded_string("fencing.writer", fencing.writer, max_length=128)
+        v.require("fencing.token", fencing.token > 0, "must be at least 1")
+
+
+def _seconds(stamp: Timestamp) -> float:
+    return stamp.seconds + stamp.nanos / 1e9

@@ -1,0 +1,283 @@
+"""The one writer of the actuator's state: lease, store, ticks, and what the watchers are told.
+
+Three modes. *Standing by*: another actuator holds the lease; nothing is served or written. *Active*: every change is
+computed by the core, stored with the lease's token, then published, then acted on. *Fail static*: the store is away;
+the last endpoints are served, nothing is acted on, what a release had hidden comes back.
+
+Gateways' acknowledgements stay in memory (only their names are stored), so that they cost no write.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+import structlog
+
+from actuator.core.endpoints import leased
+from actuator.core.model import Gateway, Limits, State
+from actuator.core.tick import Tick, fail_static, resume, tick
+from actuator.core.world import Action, Outcome, World
+from actuator.shell.executor import Executor
+from actuator.shell.metrics import ActuatorMetrics
+from actuator.shell.observer import Observer
+from actuator.shell.publisher import Publisher
+from actuator.shell.records import Records
+from trimtab.rpc.errors import Unavailable
+from trimtab.store.errors import FencedOff, StoreUnavailable
+from trimtab.store.lease import Lease
+from trimtab.waiting import stopped_within
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class Mode(StrEnum):
+    """What this process may do."""
+
+    STANDING_BY = "standing by"
+    ACTIVE = "active"
+    FAIL_STATIC = "fail static"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerParts:
+    """What the controller works with."""
+
+    lease: Lease
+    records: Records
+    observer: Observer
+    publisher: Publisher
+    metrics: ActuatorMetrics
+    limits: Limits
+    now_s: Callable[[], float]
+
+
+class Controller:
+    """Owns the state. Everything that changes it goes through ``change`` or the loop, one at a time."""
+
+    def __init__(self, parts: ControllerParts, *, interval_s: float) -> None:
+        self._parts = parts
+        self._interval_s = interval_s
+        self._mode = Mode.STANDING_BY
+        self._state = State()
+        self._stored = State()
+        self._gateways: dict[str, Gateway] = {}
+        self._outcomes: list[Outcome] = []
+        self._executor: Executor | None = None
+        self._lock = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._stored_token = 0
+        # The first step after a take-over decides what there is to show; until then nobody is shown an empty cluster.
+        self._opened = False
+
+    # What servicers read
+
+    @property
+    def serving(self) -> bool:
+        """Whether this process speaks for the cluster."""
+        return self._opened and self._mode is not Mode.STANDING_BY
+
+    @property
+    def state(self) -> State:
+        """The state; raises ``Unavailable`` while another process speaks for the cluster."""
+        self._require_serving()
+        return self._state
+
+    def world(self) -> World:
+        """The newest look at everything."""
+        return self._parts.observer.world(self._executor.busy if self._executor is not None else frozenset())
+
+    def urgent(self) -> frozenset[str]:
+        """Replicas that an unfinished operation works on."""
+        return frozenset(
+            step.replica
+            for operation in self._state.operations.values()
+            if not operation.finished
+            for step in operation.steps
+            if not step.finished
+        )
+
+    # What servicers do
+
+    async def change(self, function: Callable[[State, World, float], tuple[State, T]]) -> T:
+        """Computes, stores, publishes. Raises what ``function`` raises, ``Unavailable`` when nothing may be written."""
+        async with self._lock:
+            self._require_serving()
+            if self._mode is not Mode.ACTIVE or self._parts.lease.token is None:
+                raise Unavailable("STORE_UNAVAILABLE", "the store is away: nothing is changed until it is back")
+            new, result = function(self._with_gateways(), self.world(), self._parts.now_s())
+            try:
+                await self._store(new)
+            except StoreUnavailable as error:
+                raise Unavailable("STORE_UNAVAILABLE", f"the store does not answer: {error}") from error
+            self._publish(new)
+        self.kick()
+        return result
+
+    def hear_gateway(self, gateway: Gateway) -> int:
+        """Takes a gateway's word; the current endpoint revision."""
+        self._require_serving()
+        before = self._gateways.get(gateway.gateway)
+        self._gateways[gateway.gateway] = gateway
+        if before is None or before.acknowledged_revision != gateway.acknowledged_revision or before.in_flight:
+            self.kick()
+        return self._state.meta.endpoint_revision
+
+    def gateway(self, name: str) -> Gateway | None:
+        """What a gateway said last."""
+        return self._gateways.get(name)
+
+    def kick(self) -> None:
+        """Something happened: do not wait for the next beat."""
+        self._news.set()
+
+    # Loops
+
+    def use(self, executor: Executor) -> None:
+        """The executor is made after the controller, since it reports here."""
+        self._executor = executor
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """An action has ended."""
+        self._outcomes.append(outcome)
+        self.kick()
+
+    async def keep_lease(self, stopping: asyncio.Event) -> None:
+        """Tries and renews three times per life of the lease."""
+        lease = self._parts.lease
+        while True:
+            try:
+                token = await lease.acquire_or_renew()
+                if token is None and self._mode is not Mode.STANDING_BY:
+                    await self._step_down()
+            except StoreUnavailable as error:
+                log.debug("lease not renewed", error=str(error))
+            self.kick()
+            if await stopped_within(stopping, lease.ttl_s / 3):
+                break
+        try:
+            await lease.release()
+        except StoreUnavailable as error:
+            log.info("lease not released, it runs out by itself", error=str(error))
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Steps at every beat and kick."""
+        while not stopping.is_set():
+            self._news.clear()
+            async with self._lock:
+                await self._step()
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    async def _step(self) -> None:
+        token = self._parts.lease.token
+        if self._mode is not Mode.ACTIVE and token is not None and self._parts.observer.complete:
+            await self._take_over(token)
+        elif self._mode is Mode.ACTIVE and token is None:
+            self._enter(Mode.FAIL_STATIC)
+        if self._mode is Mode.ACTIVE:
+            await self._tick()
+        elif self._mode is Mode.FAIL_STATIC:
+            self._outcomes.clear()
+            now_s, limits = self._parts.now_s(), self._parts.limits
+            self._finish(fail_static(self._with_gateways(), self.world(), now_s=now_s, limits=limits))
+
+    async def _tick(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        now_s, limits = self._parts.now_s(), self._parts.limits
+        result = tick(self._with_gateways(), self.world(), outcomes, now_s=now_s, limits=limits)
+        try:
+            await self._store(result.state)
+        except StoreUnavailable as error:
+            self._outcomes = [*outcomes, *self._outcomes]
+            log.warning("the store is away: nothing is acted on", error=str(error))
+            self._enter(Mode.FAIL_STATIC)
+            return
+        except FencedOff as error:
+            log.warning("another actuator writes: standing by", error=str(error))
+            self._leave()
+            return
+        self._finish(result)
+
+    def _finish(self, result: Tick) -> None:
+        for note in result.notes:
+            log.info("life cycle", change=note)
+        self._publish(result.state)
+        for action in result.actions:
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        # The lease may have run out while the state was being stored.
+        if self._executor is not None and self._parts.lease.held:
+            self._executor.start(action)
+
+    async def _take_over(self, token: int) -> None:
+        try:
+            last = await self._parts.records.last_token()
+            memory_is_newest = self._mode is Mode.FAIL_STATIC and last in (None, self._stored_token)
+            loaded = await self._parts.records.load()
+        except StoreUnavailable as error:
+            log.warning("the records cannot be read yet", error=str(error))
+            return
+        now_s = self._parts.now_s()
+        self._stored = loaded
+        if not memory_is_newest:
+            self._state = resume(loaded, now_s=now_s, limits=self._parts.limits)
+            self._gateways = dict(self._state.gateways)
+            self._outcomes.clear()
+            self._opened = False
+        log.info(
+            "writing for the cluster", token=token, kept_memory=memory_is_newest, replicas=len(self._state.replicas)
+        )
+        self._enter(Mode.ACTIVE)
+
+    async def _store(self, new: State) -> None:
+        token = self._parts.lease.token
+        if token is None:
+            raise StoreUnavailable("the lease has run out")
+        await self._parts.records.save(self._stored, new, token)
+        self._stored, self._stored_token = new, token
+
+    def _publish(self, new: State) -> None:
+        old, self._state = self._state, new
+        for name in old.gateways.keys() - new.gateways.keys():
+            if name in self._gateways and self._gateways[name] == old.gateways[name]:
+                del self._gateways[name]
+        self._parts.metrics.count(old, new)
+        now_s = self._parts.now_s()
+        self._parts.metrics.show(new, self.world(), leased_gateways=len(leased(self._gateways, now_s)))
+        self._parts.publisher.publish(old, new)
+        if not self._opened:
+            self._parts.publisher.open()
+            self._opened = True
+
+    def _with_gateways(self) -> State:
+        return replace(self._state, gateways=dict(self._gateways))
+
+    def _enter(self, mode: Mode) -> None:
+        if mode is not self._mode:
+            log.info("mode", before=self._mode.value, now=mode.value)
+        self._mode = mode
+        self._parts.metrics.active.set(int(mode is Mode.ACTIVE))
+        self._parts.metrics.store_away.set(int(mode is Mode.FAIL_STATIC))
+
+    async def _step_down(self) -> None:
+        async with self._lock:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._enter(Mode.STANDING_BY)
+        self._opened = False
+        self._parts.publisher.close()
+        self._state = self._stored = State()
+        self._gateways = {}
+
+    def _require_serving(self) -> None:
+        if not self.serving:
+            raise Unavailable("STANDING_BY", "another actuator speaks for this cluster, or this one is starting")

@@ -1,0 +1,131 @@
+"""What the watchers of replicas, operations and endpoints are sent. Opened when this process becomes the writer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from actuator.core.endpoints import endpoints_of
+from actuator.core.model import Replica, State
+from actuator.core.world import Sight
+from actuator.shell.codec import endpoints_to_proto, operation_to_proto, replica_to_proto
+from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.rpc.errors import Unavailable
+from trimtab.rpc.watch import WatchHub
+
+_RECENT_OPERATIONS = 50
+
+
+class _Hubs:
+    """The hubs of one reign; closing it ends every stream."""
+
+    def __init__(self, publisher: "Publisher") -> None:
+        self.closed = asyncio.Event()
+        self.replicas: WatchHub[pb.WatchReplicasResponse] = WatchHub(
+            snapshot=publisher.replica_snapshot, bookmark=publisher.replica_bookmark, stopping=self.closed
+        )
+        self.operations: WatchHub[pb.WatchOperationsResponse] = WatchHub(
+            snapshot=publisher.operation_snapshot, bookmark=publisher.operation_bookmark, stopping=self.closed
+        )
+        self.endpoints: WatchHub[pb.WatchEndpointsResponse] = WatchHub(
+            snapshot=lambda: [publisher.endpoint_set()], bookmark=publisher.endpoint_set, stopping=self.closed
+        )
+
+
+class Publisher:
+    """Turns two states into what changed between them."""
+
+    def __init__(self, *, cluster: str, lease_s: float, sight: Callable[[str], Sight | None]) -> None:
+        self._cluster = cluster
+        self._lease_s = lease_s
+        self._sight = sight
+        self._state = State()
+        self._hubs: _Hubs | None = None
+
+    def open(self) -> None:
+        """From now on this process speaks for the cluster. The first state published is the first snapshot."""
+        self.close()
+        self._hubs = _Hubs(self)
+
+    def close(self) -> None:
+        """Ends every stream."""
+        if self._hubs is not None:
+            self._hubs.closed.set()
+            self._hubs = None
+
+    def publish(self, old: State, new: State) -> None:
+        """Tells every watcher what changed."""
+        self._state = new
+        if self._hubs is None:
+            return
+        for name in sorted(old.replicas.keys() - new.replicas.keys()):
+            removed = pb.ReplicaRemoved(replica=name, revision=new.meta.replica_revision)
+            self._hubs.replicas.publish(pb.WatchReplicasResponse(removed=removed))
+        for name in sorted(new.replicas):
+            if new.replicas[name] != old.replicas.get(name):
+                self._hubs.replicas.publish(pb.WatchReplicasResponse(changed=self.replica(new.replicas[name])))
+        for operation_id in sorted(new.operations):
+            if new.operations[operation_id] != old.operations.get(operation_id):
+                message = operation_to_proto(new.operations[operation_id], cluster=self._cluster)
+                self._hubs.operations.publish(pb.WatchOperationsResponse(operation=message))
+        if new.meta.endpoint_revision != old.meta.endpoint_revision or _services(new) != _services(old):
+            self._hubs.endpoints.publish(self.endpoint_set())
+
+    def watch_replicas(self) -> AsyncIterator[pb.WatchReplicasResponse]:
+        """One reader's stream."""
+        return self._open_hubs().replicas.watch()
+
+    def watch_operations(self) -> AsyncIterator[pb.WatchOperationsResponse]:
+        """One reader's stream."""
+        return self._open_hubs().operations.watch()
+
+    def watch_endpoints(self) -> AsyncIterator[pb.WatchEndpointsResponse]:
+        """One reader's stream."""
+        return self._open_hubs().endpoints.watch()
+
+    def replica(self, replica: Replica) -> pb.Replica:
+        """One record with its newest in-flight count."""
+        return replica_to_proto(replica, cluster=self._cluster, sight=self._sight(replica.name))
+
+    def replica_snapshot(self) -> Iterable[pb.WatchReplicasResponse]:
+        """All replicas at the newest revision."""
+        snapshot = pb.ReplicaSnapshot(
+            replicas=[self.replica(self._state.replicas[name]) for name in sorted(self._state.replicas)],
+            revision=self._state.meta.replica_revision,
+            cluster=self._cluster,
+        )
+        return [pb.WatchReplicasResponse(snapshot=snapshot)]
+
+    def replica_bookmark(self) -> pb.WatchReplicasResponse:
+        """Nothing changed."""
+        return pb.WatchReplicasResponse(bookmark=pb.ReplicaBookmark(revision=self._state.meta.replica_revision))
+
+    def operation_snapshot(self) -> Iterable[pb.WatchOperationsResponse]:
+        """Unfinished operations and the newest finished ones, oldest first."""
+        ordered = sorted(self._state.operations.values(), key=lambda o: (o.create_s, o.operation_id))
+        recent = {o.operation_id for o in [o for o in ordered if o.finished][-_RECENT_OPERATIONS:]}
+        shown = [o for o in ordered if not o.finished or o.operation_id in recent]
+        messages = [operation_to_proto(operation, cluster=self._cluster) for operation in shown]
+        return [pb.WatchOperationsResponse(snapshot=pb.OperationSnapshot(operations=messages))]
+
+    def operation_bookmark(self) -> pb.WatchOperationsResponse:
+        """Nothing changed."""
+        return pb.WatchOperationsResponse(bookmark=pb.ReplicaBookmark(revision=self._state.meta.replica_revision))
+
+    def endpoint_set(self) -> pb.WatchEndpointsResponse:
+        """The whole set; also the heartbeat."""
+        return endpoints_to_proto(
+            endpoints_of(self._state.replicas),
+            _services(self._state),
+            revision=self._state.meta.endpoint_revision,
+            cluster=self._cluster,
+            lease_s=self._lease_s,
+        )
+
+    def _open_hubs(self) -> _Hubs:
+        if self._hubs is None:
+            raise Unavailable("STANDING_BY", "another actuator speaks for this cluster, or this one is starting")
+        return self._hubs
+
+
+def _services(state: State) -> frozenset[str]:
+    from_replicas = {replica.spec.service for replica in state.replicas.values()}
+    return frozenset(from_replicas | {spec.service for pool in state.pools.values() for spec in pool.overlay})

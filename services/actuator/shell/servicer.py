@@ -1,0 +1,218 @@
+"""ActuatorService over gRPC: parse, hand to the controller, translate back."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from actuator.core.admission_placement import apply_placements
+from actuator.core.admission_pool import apply_pool_state
+from actuator.core.cancelling import cancel_operation
+from actuator.core.fencing import Refused
+from actuator.core.model import Gateway, Limits, Operation, State
+from actuator.core.world import World
+from actuator.shell import codec
+from actuator.shell.controller import Controller
+from actuator.shell.metrics import ActuatorMetrics
+from actuator.shell.publisher import Publisher
+from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.api.actuator.v1 import actuator_pb2_grpc
+from trimtab.rpc.errors import FailedPrecondition, NotFound, Unavailable
+from trimtab.rpc.validate import Violations
+
+_Context = Any
+T = TypeVar("T")
+
+DEFAULT_PAGE_SIZE = 1000
+MAX_PAGE_SIZE = 10_000
+
+
+class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
+    """All methods. A write that the core refuses becomes FAILED_PRECONDITION with its reason."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        publisher: Publisher,
+        metrics: ActuatorMetrics,
+        *,
+        cluster: str,
+        limits: Limits,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._controller = controller
+        self._publisher = publisher
+        self._metrics = metrics
+        self._cluster = cluster
+        self._limits = limits
+        self._now_s = now_s
+
+    async def ListReplicas(self, request: pb.ListReplicasRequest, context: _Context) -> pb.ListReplicasResponse:
+        """By name; filtered by service and pool."""
+        state = self._controller.state
+        size = _page_size(request.page_size)
+        names = [
+            name
+            for name in sorted(state.replicas)
+            if name > request.page_token
+            and request.service in ("", state.replicas[name].spec.service)
+            and request.pool in ("", state.replicas[name].spec.pool)
+        ]
+        page = names[:size]
+        return pb.ListReplicasResponse(
+            replicas=[self._publisher.replica(state.replicas[name]) for name in page],
+            revision=state.meta.replica_revision,
+            next_page_token=page[-1] if len(names) > size else "",
+            cluster=self._cluster,
+        )
+
+    async def WatchReplicas(
+        self, request: pb.WatchReplicasRequest, context: _Context
+    ) -> AsyncIterator[pb.WatchReplicasResponse]:
+        """Snapshot, changes, bookmarks."""
+        async for message in self._publisher.watch_replicas():
+            yield message
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: _Context) -> pb.ListNodesResponse:
+        """Packed columns of what new scaled replicas may take."""
+        state = self._controller.state
+        return pb.ListNodesResponse(
+            nodes=codec.node_table(state, self._controller.world()),
+            cluster=self._cluster,
+            inventory_revision=state.meta.inventory_revision,
+        )
+
+    async def ApplyPlacements(
+        self, request: pb.ApplyPlacementsRequest, context: _Context
+    ) -> pb.ApplyPlacementsResponse:
+        """Each group as a whole or not at all."""
+        parsed = codec.parse_placements(request)
+
+        def apply(state: State, world: World, now_s: float) -> tuple[State, pb.ApplyPlacementsResponse]:
+            answer = apply_placements(state, parsed, world, now_s=now_s, limits=self._limits)
+            results = [codec.outcome_to_proto(outcome) for outcome in answer.results]
+            return answer.state, pb.ApplyPlacementsResponse(results=results)
+
+        return await self._change(apply)
+
+    async def ApplyPoolState(self, request: pb.ApplyPoolStateRequest, context: _Context) -> pb.ApplyPoolStateResponse:
+        """The pool's absolute desired state."""
+        parsed = codec.parse_pool_state(request)
+        if self._controller.world().listed is None:
+            raise Unavailable("NO_INVENTORY", "the backend has not answered yet")
+
+        def apply(state: State, world: World, now_s: float) -> tuple[State, pb.ApplyPoolStateResponse]:
+            answer = apply_pool_state(state, parsed, world, now_s=now_s, limits=self._limits)
+            operation = None
+            if answer.operation is not None:
+                operation = codec.operation_to_proto(answer.operation, cluster=self._cluster)
+            return answer.state, pb.ApplyPoolStateResponse(state_revision=answer.state_revision, operation=operation)
+
+        return await self._change(apply)
+
+    async def GetOperation(self, request: pb.GetOperationRequest, context: _Context) -> pb.GetOperationResponse:
+        """One operation."""
+        operation = self._controller.state.operations.get(request.operation_id)
+        if operation is None:
+            raise NotFound("NOT_FOUND", f"no operation {request.operation_id!r}")
+        return pb.GetOperationResponse(operation=codec.operation_to_proto(operation, cluster=self._cluster))
+
+    async def ListOperations(self, request: pb.ListOperationsRequest, context: _Context) -> pb.ListOperationsResponse:
+        """Newest first; the page token is the last id of the page before."""
+        operations = sorted(
+            self._controller.state.operations.values(), key=lambda o: (o.create_s, o.operation_id), reverse=True
+        )
+        shown = [
+            operation
+            for operation in operations
+            if request.decision_id in ("", operation.decision_id)
+            and not (request.unfinished_only and operation.finished)
+        ]
+        if request.page_token:
+            shown = _after(shown, request.page_token)
+        size = _page_size(request.page_size)
+        page = shown[:size]
+        return pb.ListOperationsResponse(
+            operations=[codec.operation_to_proto(operation, cluster=self._cluster) for operation in page],
+            next_page_token=page[-1].operation_id if len(shown) > size else "",
+        )
+
+    async def WatchOperations(
+        self, request: pb.WatchOperationsRequest, context: _Context
+    ) -> AsyncIterator[pb.WatchOperationsResponse]:
+        """Snapshot, changes, bookmarks."""
+        async for message in self._publisher.watch_operations():
+            yield message
+
+    async def CancelOperation(
+        self, request: pb.CancelOperationRequest, context: _Context
+    ) -> pb.CancelOperationResponse:
+        """Rolls back where that is still possible."""
+        v = Violations()
+        v.bounded_string("operation_id", request.operation_id, max_length=128)
+        v.bounded_string("reason", request.reason, max_length=500, required=False)
+        v.raise_if_any()
+
+        def cancel(state: State, world: World, now_s: float) -> tuple[State, pb.CancelOperationResponse]:
+            new, operation = cancel_operation(
+                state, request.operation_id, request.reason, world, now_s=now_s, limits=self._limits
+            )
+            message = codec.operation_to_proto(operation, cluster=self._cluster)
+            return new, pb.CancelOperationResponse(operation=message)
+
+        return await self._change(cancel)
+
+    async def WatchEndpoints(
+        self, request: pb.WatchEndpointsRequest, context: _Context
+    ) -> AsyncIterator[pb.WatchEndpointsResponse]:
+        """Whole sets. Watching starts the gateway's lease; acknowledging renews it."""
+        name = _gateway_name(request.gateway)
+        stream = self._publisher.watch_endpoints()
+        if self._controller.gateway(name) is None:
+            self._controller.hear_gateway(Gateway(gateway=name, lease_until_s=self._lease_until_s()))
+        async for message in stream:
+            yield message
+
+    async def AcknowledgeEndpoints(
+        self, request: pb.AcknowledgeEndpointsRequest, context: _Context
+    ) -> pb.AcknowledgeEndpointsResponse:
+        """By which revision a gateway routes, and what it still has on replicas that are not routable."""
+        name = _gateway_name(request.gateway)
+        current = self._controller.hear_gateway(
+            Gateway(
+                gateway=name,
+                lease_until_s=self._lease_until_s(),
+                acknowledged_revision=request.revision,
+                in_flight={item.replica: int(item.requests) for item in request.in_flight if item.requests},
+                pinned={item.replica: int(item.pinned) for item in request.in_flight if item.pinned},
+            )
+        )
+        return pb.AcknowledgeEndpointsResponse(current_revision=current)
+
+    def _lease_until_s(self) -> float:
+        return self._now_s() + self._limits.gateway_lease_s
+
+    async def _change(self, function: Callable[[State, World, float], tuple[State, T]]) -> T:
+        try:
+            return await self._controller.change(function)
+        except Refused as error:
+            self._metrics.refused.labels(error.reason).inc()
+            if error.reason == "NOT_FOUND":
+                raise NotFound(error.reason, error.message) from error
+            raise FailedPrecondition(error.reason, error.message, error.detail) from error
+
+
+def _gateway_name(name: str) -> str:
+    v = Violations()
+    v.bounded_string("gateway", name, max_length=128)
+    v.raise_if_any()
+    return name
+
+
+def _page_size(asked: int) -> int:
+    return min(asked or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+
+
+def _after(operations: list[Operation], operation_id: str) -> list[Operation]:
+    for index, operation in enumerate(operations):
+        if operation.operation_id == operation_id:
+            return operations[index + 1 :]
+    return []

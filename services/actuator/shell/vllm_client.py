@@ -1,0 +1,163 @@
+"""One vLLM server's HTTP surface, as far as the actuator needs it. Bounded in time and size, raises ``VllmError`` only.
+
+What differs between releases (measured, see docs/actuator.md): the sleep routes answer 404 unless the server runs
+with ``VLLM_SERVER_DEV_MODE=1``; releases up to 0.25 answer ``/sleep`` with an empty body and check nothing, so a sleep
+is believed only from ``/is_sleeping``; that is true after ``/pause`` too, which ``engine_sleep_state`` tells apart;
+gauges are frozen while asleep.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+import aiohttp
+
+MAX_PAGE_BYTES = 4 * 2**20
+_NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:engine_sleep_state")
+_FILTERED = "/metrics/?" + "&".join(f"name[]={name}" for name in _NAMES)
+_SAMPLE = re.compile(
+    r"^vllm[:_](num_requests_running|num_requests_waiting|engine_sleep_state)(?:\{([^}]*)\})?[ \t]+(\S+)", re.MULTILINE
+)
+
+
+class VllmError(Exception):
+    """A call failed. ``refused``: nothing listens there. ``status``: the HTTP status, when there was an answer."""
+
+    def __init__(self, message: str, *, refused: bool = False, status: int | None = None) -> None:
+        super().__init__(message)
+        self.refused = refused
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauges:
+    """What a page of metrics says; None for what it does not say."""
+
+    in_flight: int | None
+    # engine_sleep_state{sleep_state="awake"}: memory is in use.
+    memory_in_use: bool | None
+
+
+def parse_gauges(page: str) -> Gauges:
+    """Running and waiting added over all engines. A value that is no count makes the sum unreadable, not zero."""
+    counts: dict[str, float] = {}
+    awake: bool | None = None
+    for name, labels, text in _SAMPLE.findall(page):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if name != "engine_sleep_state":
+            counts[name] = counts.get(name, 0.0) + (value if value >= 0 else math.nan)
+        elif 'sleep_state="awake"' in labels:
+            awake = bool(awake) or value == 1.0
+    total = counts.get("num_requests_running", math.nan) + counts.get("num_requests_waiting", math.nan)
+    return Gauges(in_flight=round(total) if math.isfinite(total) else None, memory_in_use=awake)
+
+
+class VllmClient:
+    """Talks to any number of servers."""
+
+    def __init__(self, *, probe_timeout_s: float, canary_timeout_s: float) -> None:
+        self._probe_timeout_s = probe_timeout_s
+        self._canary_timeout_s = canary_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._unfiltered: set[str] = set()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def health(self, address: str) -> None:
+        """Raises unless /health answers 200."""
+        status, _ = await self._call("GET", address, "/health", timeout_s=self._probe_timeout_s)
+        if status != 200:
+            raise VllmError(f"/health answers {status}", status=status)
+
+    async def is_sleeping(self, address: str) -> bool | None:
+        """What /is_sleeping says; None when the server has no such route."""
+        status, page = await self._call("GET", address, "/is_sleeping", timeout_s=self._probe_timeout_s)
+        if status == 404:
+            return None
+        if status != 200:
+            raise VllmError(f"/is_sleeping answers {status}", status=status)
+        found = re.search(r'"is_sleeping"\s*:\s*(true|false)', page)
+        if found is None:
+            raise VllmError(f"/is_sleeping answers {page[:80]!r}")
+        return found[1] == "true"
+
+    async def gauges(self, address: str) -> Gauges:
+        """In-flight count and sleep state; the small filtered page where the server has it."""
+        if address not in self._unfiltered:
+            status, page = await self._call("GET", address, _FILTERED, timeout_s=self._probe_timeout_s)
+            gauges = parse_gauges(page) if status == 200 else None
+            if gauges is not None and gauges.in_flight is not None:
+                return gauges
+            if status == 404:
+                self._unfiltered.add(address)
+        status, page = await self._call("GET", address, "/metrics", timeout_s=self._probe_timeout_s)
+        if status != 200:
+            raise VllmError(f"/metrics answers {status}", status=status)
+        return parse_gauges(page)
+
+    async def sleep(self, address: str, *, level: int, timeout_s: float) -> None:
+        """Asks for sleep; only for a server with nothing in flight, since what runs would be aborted."""
+        await self._post(address, f"/sleep?level={level}&mode=abort", timeout_s=timeout_s)
+
+    async def wake_up(self, address: str, *, timeout_s: float) -> None:
+        """Asks for everything to come back; also resumes a pause."""
+        await self._post(address, "/wake_up", timeout_s=timeout_s)
+
+    async def canary(self, address: str, model: str) -> None:
+        """Raises unless a real token comes: /health is 200 also with a wedged engine."""
+        name = model or await self._served_model(address)
+        body = {"model": name, "prompt": "ok", "max_tokens": 1, "temperature": 0}
+        status, page = await self._call("POST", address, "/v1/completions", timeout_s=self._canary_timeout_s, body=body)
+        if status != 200:
+            raise VllmError(f"/v1/completions answers {status}: {page[:200]}", status=status)
+        reason = re.search(r'"finish_reason"\s*:\s*"([a-z_]+)"', page)
+        tokens = re.search(r'"completion_tokens"\s*:\s*(\d+)', page)
+        if reason is None or reason[1] == "abort" or tokens is None or int(tokens[1]) < 1:
+            raise VllmError(f"/v1/completions gives no token: {page[:200]}")
+
+    async def _served_model(self, address: str) -> str:
+        status, page = await self._call("GET", address, "/v1/models", timeout_s=self._probe_timeout_s)
+        found = re.search(r'"id"\s*:\s*"([^"]+)"', page) if status == 200 else None
+        if found is None:
+            raise VllmError(f"/v1/models answers {status} and names no model", status=status)
+        return found[1]
+
+    async def _post(self, address: str, path: str, *, timeout_s: float) -> None:
+        status, page = await self._call("POST", address, path, timeout_s=timeout_s)
+        if status == 404:
+            raise VllmError(
+                f"{path.partition('?')[0]} answers 404: the server cannot sleep; start it with "
+                "VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode",
+                status=404,
+            )
+        if status != 200:
+            raise VllmError(f"{path.partition('?')[0]} answers {status}: {page[:200]}", status=status)
+
+    async def _call(
+        self, method: str, address: str, path: str, *, timeout_s: float, body: dict[str, object] | None = None
+    ) -> tuple[int, str]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, limit_per_host=8))
+        try:
+            async with self._session.request(
+                method, address + path, json=body, timeout=aiohttp.ClientTimeout(total=timeout_s)
+            ) as response:
+                raw = bytearray()
+                async for chunk in response.content.iter_any():
+                    raw += chunk
+                    if len(raw) > MAX_PAGE_BYTES:
+                        raise VllmError(f"{path.partition('?')[0]} answers more than {MAX_PAGE_BYTES} bytes")
+                return response.status, raw.decode("utf-8", "replace")
+        except TimeoutError as error:
+            raise VllmError(f"{path.partition('?')[0]} did not answer within {timeout_s:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            raise VllmError(f"cannot connect: {error.os_error}", refused=refused) from error
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise VllmError(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
