@@ -40,7 +40,6 @@ class LocalStack:
     bring_up_scale: float = 1.0
     stream_interval: int = 1
     log_level: str = "info"
-    rescue_interval_s: float = 1.0
 
     @property
     def log_folder(self) -> Path:
@@ -82,7 +81,7 @@ class LocalStack:
             else {"backend": "static", "targets_file": self.targets}
         )
         return [
-            self._service("collector", "metrics_collector", actuators=actuators),
+            self._service("collector", "metrics_collector", actuators=actuators, targets_files=self.targets),
             self._service("policy", "policy_engine", actuators=actuators),
             self._service("prescheduler", "prescheduler", actuators=actuators),
             self._service("actuator", "actuator", cluster=CLUSTER, **backend),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -21,6 +20,7 @@ from trimtab.cli.connect import CommandError, Endpoints, Services, endpoints_of,
 from trimtab.cli.local import READY_TIMEOUT_S, LocalStack, check_ports, prepare_state_folder
 from trimtab.cli.output import console
 from trimtab.cli.resources import apply_resources, read_resources
+from trimtab.cli.signals import stop_on_signals
 from trimtab.cli.status import Progress, run_live
 from trimtab.cli.supervisor import ChildError, Supervisor
 from trimtab.config.resources import Resource
@@ -100,15 +100,6 @@ async def _until(stop: asyncio.Event | None, work: Coroutine[None, None, None]) 
             item.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await item
-
-
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGINT and SIGTERM set."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
 
 
 async def apply_when_up(services: Services, resources: Sequence[Resource]) -> None:
