@@ -133,7 +133,7 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         if request.fencing.token < self.highest_token:
             await self._abort(context, "FENCED_OFF", "an older token")
         if request.inventory_revision != self.inventory_revision:
-            await self._abort(context, "OUTDATED", f"the inventory is at revision {self.inventory_revision}")
+            await self._abort(context, "OUTDATED_INVENTORY", f"the inventory is at revision {self.inventory_revision}")
         self.highest_token = request.fencing.token
         self.writes.append(request)
         response = actuator_pb2.ApplyPlacementsResponse()

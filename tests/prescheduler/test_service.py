@@ -3,8 +3,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -182,7 +182,7 @@ async def test_old_inventory_is_refused_and_the_next_cycle_places(store, store_u
                 outcomes += [(item.outcome, item.binding_constraint) for item in message.cycle.results]
                 if (scheduler_pb2.SCHEDULING_OUTCOME_PLACED, 0) in outcomes:
                     break
-    refused = (scheduler_pb2.SCHEDULING_OUTCOME_DENIED, scheduler_pb2.BINDING_CONSTRAINT_ACTUATOR_REFUSED)
+    refused = (scheduler_pb2.SCHEDULING_OUTCOME_HELD, scheduler_pb2.BINDING_CONSTRAINT_ACTUATOR_REFUSED)
     assert outcomes == [refused, (scheduler_pb2.SCHEDULING_OUTCOME_PLACED, 0)]
     assert len(actuator.replicas) == 3
 
@@ -254,24 +254,44 @@ async def test_request_that_does_not_parse_is_held_with_the_field(store, store_u
 async def test_second_process_waits_and_takes_over(store, store_url, free_ports, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
     ports = free_ports(2)
-    async with prescheduler(store, store_url, ports[1], actuator, lease_ttl_s=0.6) as second:
-        leader = await _leader(second)
-        async with prescheduler(store, store_url, ports[0], actuator, lease_ttl_s=0.6) as first:
-            await second.ask(wanted())
-            await second.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+    async with AsyncExitStack() as stack:
+        first_run = AsyncExitStack()
+        first = await first_run.enter_async_context(prescheduler(store, store_url, ports[0], actuator))
+        async with first_run:
+            await _leader(first)
+            second = await stack.enter_async_context(prescheduler(store, store_url, ports[1], actuator))
+            await first.ask(wanted())
+            await first.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await first.stub.Schedule(scheduler_pb2.ScheduleRequest(requests=[wanted()]), timeout=5)
+                await second.stub.Schedule(scheduler_pb2.ScheduleRequest(requests=[wanted()]), timeout=5)
             assert error_reason(refused.value) == "NOT_LEADING"
-            await store.redis.delete(keys.lease(keys.PRESCHEDULER))
+            answer = await second.stub.GetTopology(scheduler_pb2.GetTopologyRequest(), timeout=5)
+            assert [item.name for item in answer.domains][:2] == ["a", "s2-0"]
+        await _leader(second)
         await second.ask(wanted(decode=3, prefill=1))
-        give_up = time.monotonic() + 5
-        while len(actuator.replicas) < 4:
-            assert time.monotonic() < give_up
-            await asyncio.sleep(0.02)
-    assert leader == 1
-    assert len(actuator.replicas) == 4
-    tokens = [write.fencing.token for write in actuator.writes]
-    assert tokens == sorted(tokens)
+        await until_true(lambda: len(actuator.replicas) == 4)
+    assert [write.fencing.token for write in actuator.writes] == [1, 2]
+
+
+async def test_stalled_leader_writes_nothing_after_it_was_replaced(store, store_url, free_port, start_actuator) -> None:
+    """Case 18: by its own clock it still leads, but a newer token was handed out and shown to the actuator."""
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator, lease_ttl_s=30) as running:
+        await _leader(running)
+        await store.redis.incr(keys.lease_token(keys.PRESCHEDULER))
+        await running.ask(wanted())
+        failed = "trimtab_prescheduler_failed_cycles_total"
+        registry = running.context.registry
+        await until_true(lambda: registry.get_sample_value(failed, {"cause": "lease"}))
+        assert await store.redis.exists(keys.schedule_results(), keys.cycles()) == 0
+    assert actuator.writes == []
+
+
+async def until_true(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.02)
 
 
 async def _leader(running: Running) -> int:
@@ -312,10 +332,10 @@ async def test_schedule_with_a_known_request_id_answers_the_same(store, store_ur
 async def test_bad_call_names_every_field(store, store_url, free_port, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
     async with prescheduler(store, store_url, free_port, actuator) as running:
-        bad = scheduler_pb2.ScalingRequest(service="Not A Name", decision_id="d", allow_partial=True)
-        bad.roles.add(role=P, replicas=1, gpus_per_replica=65)
+        bad = scheduler_pb2.ScalingRequest(service="Not A Name", allow_partial=True)
+        bad.roles.add(role=P, replicas=1, gpus_per_replica=65, model="m")
         bad.roles.add(role=P, replicas=1, gpus_per_replica=1, ratio_part=1)
-        bad.roles.add(replicas=20_000, gpus_per_replica=1, ratio_part=1)
+        bad.roles.add(replicas=20_000, gpus_per_replica=1, ratio_part=1, model="m")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.stub.Schedule(scheduler_pb2.ScheduleRequest(requests=[bad]), timeout=5)
         with pytest.raises(grpc.aio.AioRpcError) as empty:
@@ -325,8 +345,10 @@ async def test_bad_call_names_every_field(store, store_url, free_port, start_act
         "requests[0].service",
         "requests[0].roles[0].gpus_per_replica",
         "requests[0].roles[0].ratio_part",
+        "requests[0].roles[1].model",
         "requests[0].roles[2].role",
         "requests[0].roles[2].replicas",
+        "requests[0].decision_id",
         "requests[0].fencing.writer",
         "requests[0].expire_time",
     ]

@@ -81,6 +81,13 @@ def test_a_decision_that_was_carried_out_stays_so(before, after, kept) -> None:
             "cluster b refused it: outdated; the next cycle tries again",
         ),
         (
+            {"a": {"error": "outdated", "outdated": True}, "b": {"error": "outdated", "outdated": True}},
+            Outcome.HELD,
+            Constraint.ACTUATOR_REFUSED,
+            [],
+            "cluster a refused it: outdated",
+        ),
+        (
             {"a": {"error": "deadline exceeded", "unanswered": True}, "b": {"error": "outdated"}},
             Outcome.HELD,
             Constraint.CLUSTER_UNREACHABLE,

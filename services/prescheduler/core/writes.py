@@ -14,6 +14,8 @@ class ClusterWrite:
     error: str = ""
     unanswered: bool = False
     """No reply came: it may have been carried out, and the next cycle sees what is."""
+    outdated: bool = False
+    """The cluster had changed since it was asked: nothing was judged, and nothing done."""
 
 
 def fold_writes(plan: Plan, writes: Mapping[str, ClusterWrite]) -> Plan:
@@ -24,7 +26,7 @@ def fold_writes(plan: Plan, writes: Mapping[str, ClusterWrite]) -> Plan:
 def _fold(result: ServiceResult, writes: Mapping[str, ClusterWrite]) -> ServiceResult:
     kept: list[GroupPlacement] = []
     reasons: list[str] = []
-    unanswered = False
+    unanswered = outdated = False
     for group in result.groups:
         write = writes[group.cluster]
         reason = write.error or write.refused.get(group.group, "")
@@ -32,6 +34,7 @@ def _fold(result: ServiceResult, writes: Mapping[str, ClusterWrite]) -> ServiceR
             kept.append(group)
             continue
         unanswered = unanswered or write.unanswered
+        outdated = outdated or write.outdated
         subject = f"cluster {group.cluster}" if write.error else f"group {group.group} of cluster {group.cluster}"
         verb = "did not answer the write" if write.unanswered else "refused it"
         text = f"the actuator of {subject} {verb}: {reason}"
@@ -39,7 +42,7 @@ def _fold(result: ServiceResult, writes: Mapping[str, ClusterWrite]) -> ServiceR
             reasons.append(text)
     if not reasons:
         return result
-    nothing = Outcome.HELD if unanswered else Outcome.DENIED
+    nothing = Outcome.HELD if unanswered or outdated else Outcome.DENIED
     return replace(
         result,
         outcome=Outcome.PARTIAL if kept else nothing,

@@ -25,6 +25,7 @@ _PAGE_SIZE = 5_000
 _MAX_PAGES = 200
 _MAX_ATTEMPTS = 3
 _FENCED_OFF = "FENCED_OFF"
+_OUTDATED = "OUTDATED_INVENTORY"
 
 
 class ClusterSilent(Exception):
@@ -48,6 +49,8 @@ class WriteOutcome:
     error: str = ""
     unanswered: bool = False
     """No reply came: it may have been carried out, and the next cycle sees what is."""
+    outdated: bool = False
+    """The inventory had changed since it was listed: ask again."""
     fenced_off: bool = False
 
 
@@ -102,6 +105,7 @@ class Clusters:
                 refused={},
                 error=describe(error),
                 unanswered=error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
+                outdated=error_reason(error) == _OUTDATED,
                 fenced_off=error_reason(error) == _FENCED_OFF,
             )
         answered = {item.group: item for item in response.results}

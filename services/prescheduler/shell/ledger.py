@@ -4,7 +4,7 @@ Nothing is written when nothing changes: what the store holds is remembered, and
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import structlog
@@ -50,6 +50,7 @@ class Ledger:
     def __init__(self, store: Store, *, kept_cycles: int) -> None:
         self._store = store
         self._known = _Known()
+        self._asked: dict[str, tuple[bytes, float | None]] = {}
         self.cycles = BoundedStream(store, keys.cycles(), scheduler_pb2.Cycle, maxlen=kept_cycles)
 
     @property
@@ -95,6 +96,7 @@ class Ledger:
         broken: dict[str, str] = {}
         tokens: dict[str, int] = {}
         substance: list[tuple[bytes, bytes]] = []
+        ages: dict[str, tuple[bytes, float | None]] = {}
         for name in sorted(entries):
             service = name.decode(errors="replace")
             violations = Violations()
@@ -111,11 +113,18 @@ class Ledger:
                 broken[service] = "; ".join(f"{item.field}: {item.description}" for item in violations.found)
                 continue
             tokens[parsed.writer] = max(tokens.get(parsed.writer, 0), parsed.token)
-            requests.append(parsed)
-            message.ClearField("expire_time")
-            message.ClearField("create_time")
-            message.ClearField("replica_revisions")
+            for name_of_field in ("expire_time", "create_time", "replica_revisions"):
+                message.ClearField(name_of_field)
             substance.append((name, message.SerializeToString(deterministic=True)))
+            message.ClearField("fencing")
+            asked = message.SerializeToString(deterministic=True)
+            asked_before, since_s = self._asked.get(service, (b"", None))
+            if asked_before == asked and since_s is not None:
+                # A request that is sent again as it is has waited since it was first seen.
+                parsed = replace(parsed, created_s=min(since_s, parsed.created_s or since_s))
+            ages[service] = (asked, parsed.created_s)
+            requests.append(parsed)
+        self._asked = ages
         return StandingRequests(
             requests=tuple(requests),
             broken=broken,

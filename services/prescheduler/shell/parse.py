@@ -30,6 +30,7 @@ def parse_schedule(
             found = parse_request(item, violations)
             violations.require("service", item.service not in services, "is asked for twice in this call")
             if not request.validate_only:
+                violations.require("decision_id", bool(item.decision_id), "is required unless validate_only")
                 violations.require("fencing.writer", bool(item.fencing.writer), "is required unless validate_only")
                 violations.require("expire_time", item.HasField("expire_time"), "is required unless validate_only")
         services.add(item.service)
@@ -43,7 +44,8 @@ def parse_request(message: scheduler_pb2.ScalingRequest, violations: Violations)
     """One request; None, with violations added, when it does not parse."""
     before = len(violations.found)
     violations.identifier("service", message.service)
-    violations.bounded_string("decision_id", message.decision_id, max_length=128)
+    # A standing request of an engine that has decided nothing yet carries no decision.
+    violations.bounded_string("decision_id", message.decision_id, max_length=128, required=False)
     violations.require("priority", abs(message.priority) <= MAX_PRIORITY, f"must be within ±{MAX_PRIORITY}")
     if message.affinity:
         violations.enum_set("affinity", message.affinity, types_pb2.TopologyLevel)
@@ -90,7 +92,7 @@ def _parse_role(
     violations.require("gpu_types", len(item.gpu_types) <= MAX_GPU_TYPES, f"at most {MAX_GPU_TYPES} are taken")
     for index, name in enumerate(item.gpu_types[:MAX_GPU_TYPES]):
         violations.bounded_string(f"gpu_types[{index}]", name, max_length=63)
-    violations.bounded_string("model", item.model, required=False)
+    violations.bounded_string("model", item.model)
     violations.bounded_string("profile", item.profile, required=False)
     violations.require("ratio_part", item.ratio_part <= MAX_REPLICAS, f"is {item.ratio_part}, at most {MAX_REPLICAS}")
     violations.require(

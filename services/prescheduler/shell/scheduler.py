@@ -33,6 +33,9 @@ from trimtab.store.lease import Lease
 
 log = structlog.get_logger(__name__)
 
+RETRY_S = 1.0
+"""The next cycle comes no later than this when a cluster had changed between look and write."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -73,6 +76,7 @@ class Scheduler:
         self._last_silent: frozenset[str] = frozenset()
         self._newest: View | None = None
         self._counter = 0
+        self._retry_soon = False
 
     # The beat
 
@@ -85,9 +89,11 @@ class Scheduler:
                 standing = await self._read_standing()
                 due = time.monotonic() >= next_at
                 if standing is not None and (due or standing.fingerprint != fingerprint):
-                    next_at = time.monotonic() + self._settings.cycle_s
+                    started = time.monotonic()
                     if await self._standing_cycle(standing):
                         fingerprint = standing.fingerprint
+                    wait_s = min(self._settings.cycle_s, RETRY_S) if self._retry_soon else self._settings.cycle_s
+                    next_at = started + wait_s
             else:
                 fingerprint = None
             if await context.pause(min(self._settings.kick_poll_s, self._settings.cycle_s)):
@@ -230,6 +236,7 @@ class Scheduler:
         return tuple(found)
 
     async def _apply(self, plan: Plan, view: View) -> Plan:
+        self._retry_soon = False
         by_cluster = plan.by_cluster()
         if not by_cluster:
             return plan
@@ -260,10 +267,16 @@ class Scheduler:
                 )
         if any(outcome.fenced_off for outcome in outcomes):
             raise NotLeading("an actuator has seen a newer leader")
+        self._retry_soon = any(outcome.outdated for outcome in outcomes)
         return fold_writes(
             plan,
             {
-                cluster: ClusterWrite(refused=outcome.refused, error=outcome.error, unanswered=outcome.unanswered)
+                cluster: ClusterWrite(
+                    refused=outcome.refused,
+                    error=outcome.error,
+                    unanswered=outcome.unanswered,
+                    outdated=outcome.outdated,
+                )
                 for cluster, outcome in zip(by_cluster, outcomes, strict=True)
             },
         )
