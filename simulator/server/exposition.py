@@ -75,6 +75,16 @@ class Family:
             lines = tuple((name, f"{name}{labels} {format_value(at)}") for labels, at in self._created())
             yield SampleGroup(name, "gauge", lines)
 
+    def samples_by_child(self) -> Iterator[tuple[str, str]]:
+        """(sample name, line) pairs, each child's `_created` right behind it, as OpenMetrics wants them."""
+        main, *rest = self.groups()
+        last_name = self.base_name + self.suffixes[-1]
+        created = {line[len(name) :].rsplit(" ", 1)[0]: (name, line) for group in rest for name, line in group.samples}
+        for name, line in main.samples:
+            yield name, line
+            if created and name == last_name:
+                yield created[line[len(name) :].rsplit(" ", 1)[0]]
+
     def text(self) -> str:
         """The family as text, from the cache when nothing changed."""
         if self._text is None:
@@ -298,7 +308,7 @@ class Page:
         self._refresh()
         parts = []
         for family in self._families:
-            samples = [s for group in family.groups() for s in group.samples if names is None or s[0] in names]
+            samples = [s for s in family.samples_by_child() if names is None or s[0] in names]
             if names is not None and not samples:
                 continue
             base = family.base_name

@@ -37,6 +37,33 @@ class ApiError(Exception):
         return json.dumps({"error": error}, separators=(",", ":"))
 
 
+def _json_error(raw: bytes) -> ApiError | None:
+    """FastAPI's answer to a body that is no JSON; None when it is."""
+    try:
+        json.loads(raw)
+    except json.JSONDecodeError as error:
+        place, text = f"body.{error.pos}", error.msg
+    except UnicodeDecodeError as error:
+        place, text = f"body.{error.start}", "Invalid UTF-8"
+    else:
+        return None
+    shown = {
+        "type": "json_invalid",
+        "loc": place,
+        "msg": "JSON decode error",
+        "input": "<dict of 0 items>",
+        "ctx": {"error": text},
+    }
+    return ApiError(400, f"1 validation error:\n  {shown}", "Bad Request", place)
+
+
+def _shown_input(value: object) -> object:
+    """An offending value as vLLM shows it: containers by their size only."""
+    if isinstance(value, dict | list):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    return value
+
+
 def validation_error(error: pydantic.ValidationError, where: str) -> ApiError:
     """What FastAPI's validation answers in vLLM: every violation as a Python mapping on a line of its own."""
     violations = error.errors(include_url=False)
@@ -44,7 +71,7 @@ def validation_error(error: pydantic.ValidationError, where: str) -> ApiError:
     for violation in violations:
         loc = ".".join([where, *(str(part) for part in violation["loc"])])
         shown: dict[str, object] = {"type": violation["type"], "loc": loc, "msg": violation["msg"]}
-        shown["input"] = violation["input"] if isinstance(violation["input"], str | int | float) else "..."
+        shown["input"] = _shown_input(violation["input"])
         if "ctx" in violation:
             shown["ctx"] = {key: value for key, value in violation["ctx"].items() if key != "error"}
         lines.append(f"  {shown}")
@@ -174,7 +201,7 @@ def parse_call(raw: bytes, *, chat: bool) -> Call:
     try:
         body = ChatBody.model_validate_json(raw) if chat else CompletionBody.model_validate_json(raw)
     except pydantic.ValidationError as error:
-        raise validation_error(error, "body") from error
+        raise _json_error(raw) or validation_error(error, "body") from error
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     max_tokens = body.max_tokens
     if isinstance(body, ChatBody):
@@ -215,7 +242,7 @@ def parse_tokenize(raw: bytes) -> list[int]:
         if body.prompt is None:
             body = _TokenizeBody(prompt=render_chat(ChatBody(messages=body.messages or [])))
     except pydantic.ValidationError as error:
-        raise validation_error(error, "body") from error
+        raise _json_error(raw) or validation_error(error, "body") from error
     return token_ids(body.prompt or "")
 
 

@@ -72,7 +72,7 @@ def test_waiting_requests_are_admitted_first_come_first_served_up_to_max_num_seq
     engine.begin_step(0.0)
     assert (engine.num_running, engine.num_waiting) == (2, 1)
     engine.end_step()
-    steps, finished = run_until_idle(engine, 1.0)
+    _, finished = run_until_idle(engine, 1.0)
     assert [f.request.request_id for f in finished] == ["a", "b", "c"]
     assert finished[2].scheduled_s == 2.0
 
@@ -255,6 +255,8 @@ def test_no_request_is_lost_or_served_twice_and_tokens_in_are_tokens_out(
             assert emitted[name] == load.output
             computed = load.prompt - done.cached_tokens - done.external_tokens
             assert 1 <= computed <= load.prompt
-            assert done.scheduled_s is not None and done.first_token_s is not None and done.last_token_s is not None
+            assert done.scheduled_s is not None
+            assert done.first_token_s is not None
+            assert done.last_token_s is not None
             assert done.arrival_s <= done.scheduled_s < done.first_token_s <= done.last_token_s
     assert engine.pool.used_blocks == 0

@@ -59,8 +59,8 @@ def test_words_are_four_characters_and_distinct() -> None:
 
 
 def test_answers_differ_with_the_prompt() -> None:
-    answers = {tuple(answer(make_prompt(40, seed), 8)) for seed in range(200)}
-    assert len(answers) == 200
+    answers = {tuple(answer(make_prompt(40, seed), 8)) for seed in range(50)}
+    assert len(answers) == 50
 
 
 def test_block_hashes_are_equal_exactly_where_prefixes_are() -> None:

@@ -1,0 +1,264 @@
+"""Sleep, wake and pause against what a real vLLM 0.32 answered, and what they do to requests and gauges."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from simulator.core.memory import GpuId, OutOfMemory
+from simulator.core.profile import Profile
+from simulator.core.sleep import SleepState
+from simulator.server.faults import Fault
+
+CAPTURE = Path(__file__).parent / "captures" / "eager-endpoints.txt"
+_ENTRY = re.compile(r"^### (GET|POST) (/\S+)(?:  body=b'(.*)')?\n-> (\d+) in .*\n(.*)$", re.M)
+_KNOWN = ("/sleep", "/wake_up", "/is_sleeping", "/is_paused", "/pause", "/resume", "/health", "/reset_prefix_cache")
+
+
+def recorded_sequence() -> list[tuple[str, str, int, str]]:
+    """(method, path, status, body) of the recorded control calls, up to the point where CPU vLLM failed to free KV."""
+    text = CAPTURE.read_text(encoding="utf-8")
+    text = text[text.index("SLEEP/WAKE/PAUSE SEQUENCE") : text.index("### POST /release_kv_cache_memory")]
+    found = _ENTRY.findall(text)
+    return [(m, path, int(status), body) for m, path, _, status, body in found if path.startswith(_KNOWN)]
+
+
+async def test_control_calls_answer_byte_for_byte_as_the_recorded_server_did(make_server, http) -> None:
+    at = await make_server()
+    sequence = recorded_sequence()
+    assert len(sequence) > 70
+    for position, (method, path, status, body) in enumerate(sequence):
+        async with http.request(method, at.url + path) as response:
+            got = (await response.text(), response.status)
+        assert got == (body, status), f"call {position}: {method} {path}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("POST", "/pause?mode=bogus", 400, None),
+        ("GET", "/nothing", 404, {"detail": "Not Found"}),
+        ("GET", "/version", 200, {"version": "0.32.0"}),
+        ("GET", "/load", 200, {"server_load": 0}),
+    ],
+)
+async def test_other_routes(make_server, http, method: str, path: str, status: int, body) -> None:
+    at = await make_server()
+    async with http.request(method, at.url + path) as response:
+        assert response.status == status
+        if body is not None:
+            assert await response.json() == body
+
+
+def sample(page: str, name: str, **labels: str) -> float:
+    for line in page.splitlines():
+        if line.startswith(name) and all(f'{k}="{v}"' in line for k, v in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"{name} {labels} is not on the page")
+
+
+async def page_of(http: aiohttp.ClientSession, url: str) -> str:
+    async with http.get(url + "/metrics") as response:
+        return await response.text()
+
+
+async def generate(http: aiohttp.ClientSession, url: str, tokens: int, prompt: str = "one two three") -> dict:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens}
+    async with http.post(url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+        return await response.json()
+
+
+async def test_abort_ends_requests_in_flight_with_200_and_finish_reason_abort(make_server, http, until) -> None:
+    at = await make_server()
+    long = asyncio.create_task(generate(http, at.url, 2000))
+    await until(lambda: at.server.engine.num_running == 1)
+    async with http.post(at.url + "/sleep?level=1&mode=abort") as response:
+        assert response.status == 200
+    answer = await long
+    assert answer["choices"][0]["finish_reason"] == "abort"
+    assert answer["usage"]["completion_tokens"] < 2000
+    page = await page_of(http, at.url)
+    assert sample(page, "vllm:request_success_total", finished_reason="abort") == 1
+    assert sample(page, "vllm:num_requests_running") == 0
+    assert at.server.stats.aborted == 1
+
+
+async def test_wait_lets_requests_finish_before_it_sleeps(make_server, http, until) -> None:
+    at = await make_server()
+    running = asyncio.create_task(generate(http, at.url, 60))
+    await until(lambda: at.server.engine.num_running == 1)
+    async with http.post(at.url + "/sleep?level=1&mode=wait") as response:
+        assert (await response.json()) == {"status": "sleeping", "level": 1}
+    assert running.done() or at.server.engine.unfinished == 0
+    assert (await running)["choices"][0]["finish_reason"] == "length"
+
+
+async def test_keep_freezes_requests_leaves_a_stale_gauge_and_goes_on_after_the_wake(make_server, http, until) -> None:
+    at = await make_server()
+    kept = asyncio.create_task(generate(http, at.url, 80))
+    await until(lambda: at.server.stats.generation_tokens > 5)
+    async with http.post(at.url + "/sleep?level=1&mode=keep") as response:
+        assert response.status == 200
+    tokens_asleep = at.server.stats.generation_tokens
+    page = await page_of(http, at.url)
+    assert sample(page, "vllm:num_requests_running") == 1
+    assert sample(page, "vllm:engine_sleep_state", sleep_state="awake") == 0
+    await asyncio.sleep(0.03)
+    assert at.server.stats.generation_tokens == tokens_asleep
+    async with http.post(at.url + "/wake_up") as response:
+        assert response.status == 200
+    assert (await kept)["usage"]["completion_tokens"] == 80
+
+
+async def test_requests_to_a_sleeping_server_hang_unseen_by_the_gauges_until_it_wakes(make_server, http, until) -> None:
+    at = await make_server()
+    await generate(http, at.url, 3)
+    async with http.post(at.url + "/sleep?level=1"):
+        pass
+    waiting = asyncio.create_task(generate(http, at.url, 4))
+    await until(lambda: at.server.load == 1)
+    page = await page_of(http, at.url)
+    assert sample(page, "vllm:num_requests_waiting") == 0
+    assert sample(page, "vllm:generation_tokens_total") == 3
+    async with http.get(at.url + "/load") as response:
+        assert await response.json() == {"server_load": 1}
+    async with http.get(at.url + "/health") as response:
+        assert response.status == 200
+    assert not waiting.done()
+    async with http.post(at.url + "/wake_up"):
+        pass
+    assert (await waiting)["usage"]["completion_tokens"] == 4
+    page = await page_of(http, at.url)
+    assert sample(page, "vllm:generation_tokens_total") == 7
+    assert at.server.stats.requests_received_while_asleep == 1
+
+
+async def test_a_stream_to_a_sleeping_server_gets_its_headers_at_once(make_server, http) -> None:
+    at = await make_server()
+    async with http.post(at.url + "/sleep?level=1"):
+        pass
+    body = {"prompt": "x", "max_tokens": 2, "stream": True}
+    async with http.post(at.url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        async with http.post(at.url + "/wake_up"):
+            pass
+        assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+async def test_a_client_that_leaves_a_sleeping_server_is_counted_as_aborted(make_server, http, until) -> None:
+    at = await make_server()
+    async with http.post(at.url + "/sleep?level=1"):
+        pass
+    gone = asyncio.create_task(generate(http, at.url, 4))
+    await until(lambda: at.server.load == 1)
+    gone.cancel()
+    await until(lambda: at.server.load == 0)
+    assert at.server.stats.aborted == 1
+    assert at.server.driver.unfinished == 0
+
+
+@pytest.mark.parametrize(("level", "states"), [(0, (0.0, 0.0, 0.0)), (1, (0.0, 1.0, 0.0)), (2, (0.0, 0.0, 1.0))])
+async def test_the_sleep_state_metric_by_level(make_server, http, level: int, states: tuple[float, ...]) -> None:
+    at = await make_server()
+    async with http.post(at.url + f"/sleep?level={level}"):
+        pass
+    page = await page_of(http, at.url)
+    names = ("awake", "weights_offloaded", "discard_all")
+    assert tuple(sample(page, "vllm:engine_sleep_state", sleep_state=n) for n in names) == states
+    assert sample(page, "vllm:sleep_mode_operation_duration_seconds_count", operation="sleep") == 1
+
+
+def with_lifecycle(profile: Profile, **seconds: float) -> Profile:
+    return profile.model_copy(update={"lifecycle": profile.lifecycle.model_copy(update=seconds)})
+
+
+async def test_the_first_sleep_is_slower_and_a_second_call_while_asleep_is_quick(
+    make_server, http, quick_profile
+) -> None:
+    at = await make_server(profile=with_lifecycle(quick_profile, first_sleep_s=0.5, sleep_s=0.05))
+    loop = asyncio.get_running_loop()
+    seconds = []
+    for path in ("/sleep", "/sleep", "/wake_up", "/sleep"):
+        started_s = loop.time()
+        async with http.post(at.url + path):
+            pass
+        seconds.append(loop.time() - started_s)
+    assert seconds[0] >= 0.5
+    assert seconds[1] < 0.4
+    assert 0.05 <= seconds[3] < 0.45
+
+
+@pytest.mark.parametrize(("scale", "least_s", "most_s"), [(0.1, 0.5, 3.0), (0.0, 0.2, 3.0)])
+async def test_bring_up_scale_shortens_only_the_first_sleep_and_never_below_a_later_one(
+    make_server, quick_profile, scale: float, least_s: float, most_s: float
+) -> None:
+    profile = with_lifecycle(quick_profile, first_sleep_s=5.0, sleep_s=0.2)
+    at = await make_server(profile=profile, bring_up_scale=scale)
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    await at.server.sleep(1, "abort")
+    assert least_s <= loop.time() - started_s < most_s
+
+
+async def test_a_wake_without_memory_answers_500_and_the_server_stays_asleep(make_server, http) -> None:
+    at = await make_server()
+    async with http.post(at.url + "/sleep"):
+        pass
+
+    class Full:
+        def claim_memory(self, state: SleepState) -> OutOfMemory | None:
+            return None if state.missing else OutOfMemory(GpuId("node-0", 0), 40.0, 34.0, 34.0)
+
+    at.server._surroundings = Full()
+    async with http.post(at.url + "/wake_up") as response:
+        assert response.status == 500
+        error = (await response.json())["error"]
+    assert "CUDA out of memory" in error["message"]
+    assert error["type"] == "InternalServerError"
+    async with http.get(at.url + "/is_sleeping") as response:
+        assert await response.json() == {"is_sleeping": True}
+
+
+async def test_faults(make_server, http, until) -> None:
+    at = await make_server()
+    at.server.set_fault(Fault.HTTP_500)
+    async with http.get(at.url + "/health") as response:
+        assert response.status == 500
+    at.server.set_fault(Fault.WEDGED)
+    stuck = asyncio.create_task(generate(http, at.url, 3))
+    await until(lambda: at.server.engine.unfinished == 1)
+    await asyncio.sleep(0.02)
+    async with http.get(at.url + "/health") as response:
+        assert response.status == 200
+    assert not stuck.done()
+    at.server.set_fault(Fault.NONE)
+    assert (await stuck)["usage"]["completion_tokens"] == 3
+    at.server.set_fault(Fault.HUNG)
+    with pytest.raises(TimeoutError):
+        async with http.get(at.url + "/health", timeout=aiohttp.ClientTimeout(total=0.1)):
+            pass
+    at.server.set_fault(Fault.MALFORMED_METRICS)
+    page = await page_of(http, at.url)
+    assert not page.endswith("\n")
+    assert " NaN\n" in page
+    at.server.set_fault(Fault.WAKE_REFUSED)
+    async with http.post(at.url + "/sleep"):
+        pass
+    async with http.post(at.url + "/wake_up") as response:
+        assert response.status == 500
+    at.server.set_fault(Fault.NONE)
+    async with http.post(at.url + "/wake_up") as response:
+        assert json.loads(await response.text()) == {"status": "awake", "tags": None}
+
+
+async def test_slow_makes_iterations_five_times_as_long(make_server, http) -> None:
+    at = await make_server()
+    at.server.set_fault(Fault.SLOW)
+    await generate(http, at.url, 10)
+    finished = at.server.page.render()
+    assert sample(finished, "vllm:inter_token_latency_seconds_sum") == pytest.approx(9 * 0.01, rel=0.05)

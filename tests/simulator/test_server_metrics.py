@@ -1,0 +1,193 @@
+"""The metrics page against recorded pages of vLLM 0.32: families, types, help texts, labels and bucket edges."""
+
+import asyncio
+import gzip
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+CAPTURES = Path(__file__).parents[1] / "collector" / "captures"
+VALUES_MATTER = ("source", "reason", "sleep_state", "finished_reason", "operation", "le")
+
+
+def shape(page: str) -> dict[str, tuple[str, str, frozenset[tuple[tuple[str, str], ...]]]]:
+    """Family → (type, help, label sets of its samples); values of labels that name things are left out."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        labels = {
+            (s.name, *sorted((k, v if k in VALUES_MATTER else "*") for k, v in s.labels.items()))
+            for s in family.samples
+        }
+        found[family.name] = (family.type, family.documentation, frozenset(labels))
+    return found
+
+
+def captured(name: str) -> str:
+    with gzip.open(CAPTURES / f"{name}.prom.gz", "rt", encoding="utf-8") as file:
+        return file.read()
+
+
+async def fetch(http, url: str, **headers: str) -> str:
+    async with http.get(url, headers=headers) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+async def use_like_the_recorded_server(http, url: str) -> None:
+    """The handlers and operations that the recorded page has series of."""
+    for path in ("/is_sleeping", "/is_paused", "/v1/models", "/nothing"):
+        async with http.get(url + path):
+            pass
+    for path in ("/v1/completions", "/tokenize"):
+        async with http.post(url + path, json={"model": "tiny", "prompt": "a b", "max_tokens": 2}):
+            pass
+    async with http.post(url + "/sleep"):
+        pass
+    async with http.post(url + "/wake_up"):
+        pass
+
+
+async def test_families_types_help_and_labels_are_those_of_the_recorded_server(make_server, http) -> None:
+    at = await make_server()
+    await use_like_the_recorded_server(http, at.url)
+    ours, real = shape(await fetch(http, at.url + "/metrics")), shape(captured("metrics-s3-woken"))
+    assert sorted(set(real) - set(ours)) == []
+    assert sorted(set(ours) - set(real)) == []
+    for name, (kind, documentation, labels) in real.items():
+        assert ours[name][0] == kind, name
+        assert ours[name][1] == documentation, name
+        if name.startswith(("vllm:", "process", "python_gc")):
+            mine = ours[name][2]
+            # A longer maximum gives more token edges; the recorded model is as long as ours.
+            assert sorted(mine) == sorted(labels), name
+
+
+async def test_the_order_of_families_is_the_recorded_one(make_server, http) -> None:
+    at = await make_server()
+    await use_like_the_recorded_server(http, at.url)
+    headers = [
+        [line for line in page.splitlines() if line.startswith("# TYPE")]
+        for page in (await fetch(http, at.url + "/metrics"), captured("metrics-s3-woken"))
+    ]
+    assert headers[0] == headers[1]
+
+
+async def test_a_fresh_page_has_no_sleep_families(make_server, http) -> None:
+    at = await make_server()
+    page = await fetch(http, at.url + "/metrics")
+    assert "sleep_mode_operation" not in page
+    assert "sleep_mode_operation" not in captured("metrics-idle-fresh")
+    ours, real = shape(page), shape(captured("metrics-idle-fresh"))
+    assert sorted(ours) == sorted(real)
+
+
+async def test_metrics_ignores_filters_and_encodings_but_the_mount_honours_them(make_server, http) -> None:
+    at = await make_server()
+    names = ["vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_by_source_total",
+             "vllm:engine_sleep_state"]  # fmt: skip
+    query = "&".join(f"name[]={name}" for name in names)
+    whole = await fetch(http, at.url + "/metrics?" + query)
+    assert len(whole) > 20_000
+    filtered = await fetch(http, at.url + "/metrics/?" + query)
+    assert sorted(filtered.splitlines()) == sorted(captured("metrics-name-filter").splitlines())
+    async with http.get(at.url + "/metrics/", headers={"Accept-Encoding": "gzip"}) as response:
+        assert response.headers["Content-Encoding"] == "gzip"
+        assert "vllm:num_requests_running" in await response.text()
+    async with http.get(at.url + "/metrics", headers={"Accept-Encoding": "gzip"}) as response:
+        assert "Content-Encoding" not in response.headers
+
+
+async def test_openmetrics_is_what_prometheus_can_parse(make_server, http) -> None:
+    at = await make_server()
+    await use_like_the_recorded_server(http, at.url)
+    async with http.get(at.url + "/metrics/", headers={"Accept": "application/openmetrics-text"}) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        page = await response.text()
+    assert page.endswith("# EOF\n")
+    assert 'vllm_num_requests_running{engine="0",model_name="tiny"} 0.0' in page
+    recorded = captured("metrics-openmetrics")
+    heads = {line for line in recorded.splitlines() if line.startswith("# TYPE vllm:")}
+    ours = {line for line in page.splitlines() if line.startswith("# TYPE vllm:")}
+    assert heads <= ours
+    assert list(parse_openmetrics(page.replace("vllm:", "vllm_")))
+
+
+async def test_counters_add_up_over_a_few_requests(make_server, http) -> None:
+    at = await make_server()
+    prompt = "abcd" * 40
+    for _ in range(2):
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 5}
+        async with http.post(at.url + "/v1/completions", json=body) as response:
+            assert response.status == 200
+    totals: dict[str, float] = defaultdict(float)
+    by_label: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(await fetch(http, at.url + "/metrics")):
+        for s in family.samples:
+            totals[s.name] += s.value
+            for key in ("source", "finished_reason"):
+                if key in s.labels:
+                    by_label[s.name, s.labels[key]] = s.value
+    assert totals["vllm:prompt_tokens_total"] == 80
+    assert totals["vllm:generation_tokens_total"] == 10
+    assert totals["vllm:prefix_cache_queries_total"] == 80
+    assert totals["vllm:prefix_cache_hits_total"] == 32
+    assert by_label["vllm:prompt_tokens_by_source_total", "local_compute"] == 48
+    assert by_label["vllm:prompt_tokens_by_source_total", "local_cache_hit"] == 32
+    assert by_label["vllm:request_success_total", "length"] == 2
+    assert totals["vllm:time_to_first_token_seconds_count"] == 2
+    assert totals["vllm:inter_token_latency_seconds_count"] == 8
+    assert totals["vllm:kv_cache_usage_perc"] == 0
+
+
+async def test_prompt_tokens_jump_at_the_first_token_and_queries_at_admission(
+    make_server, http, until, quick_profile
+) -> None:
+    timing = quick_profile.timing.model_copy(update={"token_s": 2e-4})
+    at = await make_server(profile=quick_profile.model_copy(update={"timing": timing}))
+    body = {"model": "tiny", "prompt": list(range(4000)), "max_tokens": 1}
+    pending = asyncio.create_task(http.post(at.url + "/v1/completions", json=body))
+    await until(lambda: at.server.engine.counters.steps >= 1)
+    half = at.server.page.render()
+    assert 'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 0.0' in half
+    assert 'vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 4000.0' in half
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 1.0' in half
+    async with await pending as response:
+        assert response.status == 200
+    assert 'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 4000.0' in at.server.page.render()
+
+
+async def test_a_page_under_load_takes_less_than_a_millisecond_of_processor_time(make_server, http) -> None:
+    at = await make_server()
+    await use_like_the_recorded_server(http, at.url)
+    best_s = 1.0
+    for _ in range(20):
+        for family in at.server.page._families:
+            family.touch()
+        started_s = time.process_time()
+        at.server.page.render()
+        best_s = min(best_s, time.process_time() - started_s)
+    assert best_s < 0.002, "with every family changed"
+    started_s = time.process_time()
+    for _ in range(50):
+        at.server.page.render()
+    assert (time.process_time() - started_s) / 50 < 0.0005, "with nothing changed"
+
+
+@pytest.mark.parametrize("name", ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"])
+async def test_gauges_are_written_by_iterations_not_by_reading_the_page(make_server, http, until, name: str) -> None:
+    at = await make_server()
+    before = await fetch(http, at.url + "/metrics")
+    at.server.driver.set_frozen(True)
+    pending = asyncio.create_task(
+        http.post(at.url + "/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 2})
+    )
+    await until(lambda: at.server.load == 1)
+    line = next(x for x in before.splitlines() if x.startswith(name + "{"))
+    assert line in (await fetch(http, at.url + "/metrics")).splitlines()
+    at.server.driver.set_frozen(False)
+    async with await pending as response:
+        assert response.status == 200
