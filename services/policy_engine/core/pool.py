@@ -75,6 +75,8 @@ class PoolInput:
     state: PoolState
     unreachable: str = ""
     under_way: str = ""
+    # Replicas that the actuator is repairing.
+    busy: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def decide_pool(given: PoolInput) -> PoolResult:
         members=members,
         replicas=given.replicas,
         residence_s=given.pool.spec.residence_s,
-        barred=frozenset(item.replica for item in given.state.barred if item.until_s > given.now_s),
+        barred=frozenset(item.replica for item in given.state.barred if item.until_s > given.now_s).union(given.busy),
     )
     reports = tuple(
         MemberReport(item.key, item.share, item.guard, arena.awake_count(item.key), arena.routable_count(item.key))

@@ -1,0 +1,214 @@
+"""The loop: leadership, turns, and what a turn needs from the store and the actuators.
+
+The leader decides and writes; a follower makes the same turns on the stored state and writes nothing, so that its
+status is fresh and it can take over. Without the store nothing is decided: actuators and pre-scheduler keep what they
+have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+
+import structlog
+
+from policy_engine.core.vocabulary import MemberKey
+from policy_engine.shell.catalog import Catalog, Snapshot
+from policy_engine.shell.links import Fleet
+from policy_engine.shell.memory import Memory, desired_command, load_memory
+from policy_engine.shell.metrics import EngineMetrics
+from policy_engine.shell.observe import Observed, observe
+from policy_engine.shell.pools import PoolRunner
+from policy_engine.shell.publish import Publisher
+from policy_engine.shell.records import Command, DecisionLog
+from policy_engine.shell.scaled import ScaledRunner
+from policy_engine.shell.settings import EngineSettings
+from policy_engine.shell.turn import Turn, Writer
+from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.rpc.clients import ClientTls
+from trimtab.rpc.run import ServiceContext
+from trimtab.store import keys
+from trimtab.store.client import Store
+from trimtab.store.clock import StoreClock
+from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
+from trimtab.store.lease import Lease, fenced_write
+
+log = structlog.get_logger(__name__)
+
+
+class Engine:
+    """One process of the policy engine."""
+
+    def __init__(self, settings: EngineSettings, context: ServiceContext, store: Store) -> None:
+        self.settings = settings
+        self.context = context
+        self.store = store
+        self.clock = StoreClock(store)
+        self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
+        self.log = DecisionLog(store, kept=settings.decisions_kept, stopping=context.stopping, now=self.clock.now_s)
+        self.catalog = Catalog(store)
+        self.fleet = Fleet(
+            settings.actuators,
+            tls=ClientTls.from_settings(settings),
+            lost_after_s=settings.actuator_lost_after_s,
+        )
+        self.metrics = EngineMetrics(context.registry)
+        self.writer = Writer(store, self.log, on_record=self.metrics.count)
+        self.pools = PoolRunner(
+            self.fleet, self.writer, self.log, Publisher(self.writer, self.log, settings.publish_expiry_s)
+        )
+        self.scaled = ScaledRunner(store, self.fleet, self.writer, self.log, settings.publish_expiry_s)
+        self.memory = Memory()
+        # Turns and changes of resources take it in turn: a change is never seen by half of a turn.
+        self.lock = asyncio.Lock()
+        self.last_turn_s = 0.0
+        self.last_observed = Observed()
+        self.known_token = 0
+        self._loaded_token: int | None = None
+        self._scaled_at_s = float("-inf")
+        self._complained = ""
+
+    async def run(self) -> None:
+        """Turns at a steady pace until the stop."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while not self.context.stopping.is_set():
+            started = time.perf_counter()
+            await self._guarded_turn()
+            self.metrics.turn_s.observe(time.perf_counter() - started)
+            due = max(due + self.settings.tick_interval_s, loop.time())
+            if await self.context.pause(due - loop.time()):
+                return
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process leads, and has taken up the stored state."""
+        return self.lease.held and self._loaded_token == self.lease.token
+
+    async def _guarded_turn(self) -> None:
+        try:
+            async with self.lock:
+                await self.turn()
+        except StoreUnavailable as error:
+            # What was written may or may not be there: the next turn reads it again.
+            self._drop("store", str(error))
+        except FencedOff as error:
+            self._drop("fenced off", str(error))
+            await self._step_down(error)
+        except CorruptEntry as error:
+            self._drop("corrupt", str(error))
+        else:
+            if self._complained:
+                log.info("turns go on")
+            self._complained = ""
+
+    async def _step_down(self, error: FencedOff) -> None:
+        """Give the lease up. A token that others have seen and the store has lost is told to the store first, so that
+        the next one is higher."""
+        try:
+            with contextlib.suppress(FencedOff):  # the store knows of a newer leader already
+                await fenced_write(self.store, keys.POLICY_ENGINE, error.current_token, [])
+            await self.lease.release()
+        except StoreUnavailable as unavailable:
+            log.warning("lease not released, it runs out by itself", error=str(unavailable))
+
+    def _drop(self, reason: str, detail: str) -> None:
+        self._loaded_token = None
+        self.metrics.failed_turns.labels(reason).inc()
+        if self._complained != reason:
+            log.warning("turn ended early, holding", reason=reason, error=detail)
+        self._complained = reason
+
+    async def turn(self) -> None:
+        """One turn; the caller holds the lock."""
+        token = self.lease.token
+        self.metrics.leader.set(1 if token is not None else 0)
+        if token is None or token != self._loaded_token:
+            await self._load(token)
+        self.known_token = token if token is not None else await self._leader_token()
+        snapshot = await self.catalog.refresh()
+        turn = await self.look(snapshot, token)
+        if token is not None:
+            await self._forget_deleted(turn)
+        pools = [snapshot.pools[name] for name in sorted(snapshot.pools)]
+        await self._pool_turns(pools, turn)
+        self.pools.forget(set(snapshot.pools))
+        services = self.scaled_services(snapshot)
+        self.scaled.forget({policy.name for policy in services})
+        if turn.now_s - self._scaled_at_s >= self.settings.scaled_interval_s - 0.05 or turn.now_s < self._scaled_at_s:
+            await self.scaled.turn(services, turn, self.memory)
+            self._scaled_at_s = turn.now_s
+        self.last_turn_s, self.last_observed = turn.now_s, turn.observed
+        self.metrics.show(self.pools.reports.values(), self.scaled.reports.values())
+
+    async def _pool_turns(self, pools: list[Pool], turn: Turn) -> None:
+        """Side by side: an actuator that hangs delays its own pools only. The first failure is raised at the end."""
+        results = await asyncio.gather(
+            *(self.pools.turn(pool, turn, self.memory) for pool in pools), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _load(self, token: int | None) -> None:
+        """Take up the stored state. What this process published and the store has lost is written again."""
+        before, self.memory = self.memory, await load_memory(self.store)
+        if token is None:
+            self._loaded_token = None
+            return
+        await self.log.load()
+        lost: list[Command] = []
+        for name, desired in sorted(before.desired.items()):
+            stored = self.memory.desired.get(name)
+            if stored is not None and stored.state_revision < desired.state_revision:
+                log.warning("the store lost a pool's desired state, keeping the newer one", pool=name)
+                self.memory.desired[name] = desired
+                lost.append(desired_command(desired))
+        if lost:
+            await fenced_write(self.store, keys.POLICY_ENGINE, token, lost)
+        self._loaded_token = token
+        self._scaled_at_s = float("-inf")
+        log.info("leading", token=token, pools=len(self.memory.desired), services=len(self.memory.scaled))
+
+    async def look(self, snapshot: Snapshot, token: int | None) -> Turn:
+        """Everything that a turn looks at."""
+        routable: dict[tuple[str, int], list[str]] = {}
+        for link in self.fleet.links.values():
+            for replica in link.replicas.values():
+                if replica.routable:
+                    routable.setdefault((replica.service, replica.role), []).append(replica.replica)
+        wanted = {
+            MemberKey(policy.name, spec.role): routable.get((policy.name, spec.role.number), [])
+            for policy in snapshot.policies.values()
+            for spec in policy.spec.roles
+        }
+        observed = await observe(self.store, wanted)
+        return Turn(now_s=self.clock.now_s(), token=token, snapshot=snapshot, observed=observed)
+
+    async def _leader_token(self) -> int:
+        """The newest token handed out, as a follower sees it."""
+        return int(await self.store.redis.get(keys.lease_token(keys.POLICY_ENGINE)) or 0)
+
+    @staticmethod
+    def scaled_services(snapshot: Snapshot) -> list[ServicePolicy]:
+        """Policies of services that are scaled, by name."""
+        return [
+            policy
+            for _, policy in sorted(snapshot.policies.items())
+            if policy.spec.proportional is not None and snapshot.pool_of(policy.name) is None
+        ]
+
+    async def _forget_deleted(self, turn: Turn) -> None:
+        """A deleted resource is not managed any more; its replicas stay as they are."""
+        commands = []
+        for name in sorted(set(self.memory.desired) | set(self.memory.pools)):
+            if name not in turn.snapshot.pools:
+                commands += self.memory.forget_pool(name)
+        scaled = {policy.name for policy in self.scaled_services(turn.snapshot)}
+        for name in sorted(set(self.memory.scaled) | set(self.memory.requests)):
+            if name not in scaled:
+                commands += self.memory.forget_scaled(name)
+        if commands:
+            await self.writer.commit(turn, commands=commands)

@@ -1,0 +1,103 @@
+"""Dry runs: what the engine would decide now, with the stored policies or with others in their place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policy_engine.core.decision import CoreInput, RecordHeader, assemble
+from policy_engine.core.draft import Draft
+from policy_engine.core.overlay import OverlayError
+from policy_engine.core.pool import BirthInput, decide_pool, lay_out
+from policy_engine.core.scaled import ScaledInput, decide_scaled
+from policy_engine.shell.catalog import POLICIES, Snapshot
+from policy_engine.shell.engine import Engine
+from policy_engine.shell.turn import Turn
+from trimtab.api.policy.v1 import policy_pb2
+from trimtab.config.resources import ResourceError, ServicePolicy, parse_service_policy
+from trimtab.rpc.errors import InvalidRequest, NotFound, Violation
+from trimtab.store import keys
+
+MAX_OVERRIDES = 256
+
+
+async def evaluate(
+    engine: Engine, kind: str, name: str, request: policy_pb2.EvaluateRequest
+) -> policy_pb2.EvaluateResponse:
+    """One subject's decision as of now. Loops of a pool count as due."""
+    snapshot = await engine.catalog.refresh()
+    snapshot = replace(snapshot, policies={**snapshot.policies, **_overrides(snapshot, request)})
+    turn = await engine.look(snapshot, None)
+    if kind == POLICIES:
+        return _service(engine, name, turn)
+    return _pool(engine, name, turn)
+
+
+def _overrides(snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> dict[str, ServicePolicy]:
+    """The policies to use instead of stored ones."""
+    if len(request.policy_overrides) > MAX_OVERRIDES:
+        raise InvalidRequest([Violation("policy_overrides", f"has more than {MAX_OVERRIDES} entries")])
+    found: dict[str, ServicePolicy] = {}
+    for position, override in enumerate(request.policy_overrides):
+        field = f"policy_overrides[{position}]"
+        name = override.metadata.name
+        merged = override
+        if request.override_mask.paths:
+            stored = snapshot.policy_protos.get(name)
+            if stored is None:
+                raise InvalidRequest([Violation(f"{field}.metadata.name", f"no ServicePolicy {name!r} to change")])
+            merged = policy_pb2.ServicePolicy()
+            merged.CopyFrom(stored)
+            if not request.override_mask.IsValidForDescriptor(policy_pb2.ServicePolicy.DESCRIPTOR):
+                raise InvalidRequest([Violation("override_mask", "names a field that ServicePolicy does not have")])
+            request.override_mask.MergeMessage(override, merged, True, True)
+        try:
+            found[name] = parse_service_policy(merged)
+        except ResourceError as error:
+            raise InvalidRequest(
+                [Violation(f"{field}.{fault.field}", fault.description) for fault in error.violations]
+            ) from error
+    return found
+
+
+def _service(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
+    policy = turn.snapshot.policies.get(name)
+    if policy is None:
+        raise NotFound("NO_SUCH_POLICY", f"no ServicePolicy {name!r}")
+    home = turn.snapshot.pool_of(name)
+    if home is not None:
+        return _pool(engine, home.name, turn)
+    given: ScaledInput = engine.scaled.gather(policy, turn, engine.memory)
+    # A dry run tells of every clamp, not only of those that no record tells of yet.
+    given = replace(given, state=replace(given.state, notes=()))
+    result = decide_scaled(given)
+    return _answer(result.draft, given, turn, result.holding or "the signals ask for what there is")
+
+
+def _pool(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
+    pool = turn.snapshot.pools.get(name)
+    if pool is None:
+        raise NotFound("NO_SUCH_POOL", f"no Pool {name!r}")
+    policies = turn.snapshot.members_of(pool)
+    desired = engine.memory.desired.get(name)
+    if desired is None:
+        birth = BirthInput(pool, policies)
+        try:
+            return _answer(lay_out(birth).draft, birth, turn, "")
+        except OverlayError as error:
+            return policy_pb2.EvaluateResponse(reason=str(error))
+    given = engine.pools.gather(pool, policies, turn, engine.memory, desired, engine.pools.unreachable(pool))
+    given = replace(given, state=replace(given.state, fast_at_s=None, slow_at_s=None, notes=()))
+    result = decide_pool(given)
+    return _answer(result.draft, given, turn, result.holding or "no member needs what another could give")
+
+
+def _answer(draft: Draft | None, given: CoreInput, turn: Turn, reason: str) -> policy_pb2.EvaluateResponse:
+    if draft is None:
+        return policy_pb2.EvaluateResponse(reason=reason)
+    header = RecordHeader(
+        decision_id="",
+        decide_time_ns=int(turn.now_s * 1e9),
+        fencing_writer=keys.POLICY_ENGINE,
+        fencing_token=0,
+    )
+    return policy_pb2.EvaluateResponse(decision=assemble(draft, given, header), reason=draft.reason)

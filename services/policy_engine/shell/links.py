@@ -1,0 +1,193 @@
+"""The engine's view of every cluster's actuator: its replicas and operations, kept by watching.
+
+An actuator that is silent is lost: its last picture is kept to show, and its services hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Mapping
+
+import grpc
+import structlog
+
+from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
+from trimtab.rpc.clients import ClientTls, channel
+from trimtab.rpc.watch import follow
+
+log = structlog.get_logger(__name__)
+
+FINISHED = frozenset(
+    {
+        actuator_pb2.OPERATION_STATE_SUCCEEDED,
+        actuator_pb2.OPERATION_STATE_ROLLED_BACK,
+        actuator_pb2.OPERATION_STATE_FAILED,
+        actuator_pb2.OPERATION_STATE_CANCELLED,
+    }
+)
+MAX_OPERATIONS = 512
+
+
+class ActuatorLink:
+    """One actuator: its channel, and what its watches said last.
+
+    `generation` grows with every snapshot of replicas, so that a publisher can tell that the actuator came back.
+    """
+
+    def __init__(
+        self, cluster: str, address: str, *, tls: ClientTls | None, lost_after_s: float, on_change: Callable[[], None]
+    ) -> None:
+        self.cluster = cluster
+        self.address = address
+        self.replicas: dict[str, actuator_pb2.Replica] = {}
+        self.operations: dict[str, actuator_pb2.Operation] = {}
+        self.revision = 0
+        self.generation = 0
+        self.reachable = False
+        self.detail = "not reached yet"
+        self._lost_after_s = lost_after_s
+        self._on_change = on_change
+        self._channel: grpc.aio.Channel = channel(address, tls=tls)
+        self.stub: actuator_pb2_grpc.ActuatorServiceAsyncStub = actuator_pb2_grpc.ActuatorServiceStub(self._channel)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Follow both watches until `stopping`."""
+        try:
+            await asyncio.gather(
+                follow(
+                    self._open_replicas,
+                    self._take_replicas,
+                    stopping=stopping,
+                    bookmark_timeout_s=self._lost_after_s,
+                    on_lost=self._lost,
+                    name=f"replicas of {self.cluster}",
+                ),
+                follow(
+                    self._open_operations,
+                    self._take_operations,
+                    stopping=stopping,
+                    bookmark_timeout_s=self._lost_after_s,
+                    name=f"operations of {self.cluster}",
+                ),
+            )
+        finally:
+            await self._channel.close()
+
+    def unfinished_of(self, subject: str) -> list[actuator_pb2.Operation]:
+        """Operations under way on a pool, by id."""
+        found = [item for item in self.operations.values() if item.subject == subject and item.state not in FINISHED]
+        return sorted(found, key=lambda operation: operation.operation_id)
+
+    def take_operation(self, operation: actuator_pb2.Operation) -> None:
+        """An operation as an answer or a watch told it; an older word never replaces a newer one."""
+        known = self.operations.get(operation.operation_id)
+        if known is not None and known.state in FINISHED and operation.state not in FINISHED:
+            return
+        self.operations[operation.operation_id] = operation
+        if len(self.operations) > MAX_OPERATIONS:
+            done = sorted(name for name, item in self.operations.items() if item.state in FINISHED)
+            for name in done[: len(self.operations) - MAX_OPERATIONS]:
+                del self.operations[name]
+
+    def _open_replicas(self) -> AsyncIterable[actuator_pb2.WatchReplicasResponse]:
+        return self.stub.WatchReplicas(actuator_pb2.WatchReplicasRequest())
+
+    def _open_operations(self) -> AsyncIterable[actuator_pb2.WatchOperationsResponse]:
+        return self.stub.WatchOperations(actuator_pb2.WatchOperationsRequest())
+
+    def _take_replicas(self, message: actuator_pb2.WatchReplicasResponse) -> None:
+        event = message.WhichOneof("event")
+        if event == "snapshot":
+            self._take_snapshot(message.snapshot)
+        elif event == "changed":
+            self.replicas[message.changed.replica] = message.changed
+            self.revision = max(self.revision, message.changed.revision)
+        elif event == "removed":
+            self.replicas.pop(message.removed.replica, None)
+            self.revision = max(self.revision, message.removed.revision)
+        elif event == "bookmark":
+            self.revision = message.bookmark.revision
+        if event in ("snapshot", "bookmark") and not self.reachable:
+            if event == "bookmark" and self.generation == 0:
+                return
+            self.reachable = True
+            self.detail = ""
+            self.generation += 1
+        if event != "bookmark":
+            self._on_change()
+
+    def _take_snapshot(self, snapshot: actuator_pb2.ReplicaSnapshot) -> None:
+        if snapshot.cluster and snapshot.cluster != self.cluster:
+            self.reachable = False
+            self.detail = f"{self.address} is the actuator of cluster {snapshot.cluster}, not {self.cluster}"
+            log.error("wrong cluster", expected=self.cluster, found=snapshot.cluster, address=self.address)
+            return
+        self.replicas = {item.replica: item for item in snapshot.replicas}
+        self.revision = snapshot.revision
+        self.reachable = True
+        self.detail = ""
+        self.generation += 1
+
+    def _take_operations(self, message: actuator_pb2.WatchOperationsResponse) -> None:
+        event = message.WhichOneof("event")
+        if event == "snapshot":
+            for operation in message.snapshot.operations:
+                self.take_operation(operation)
+        elif event == "operation":
+            self.take_operation(message.operation)
+        if event != "bookmark":
+            self._on_change()
+
+    def _lost(self) -> None:
+        self.reachable = False
+        self.detail = f"the actuator of {self.cluster} at {self.address} does not answer"
+        self._on_change()
+
+
+class Fleet:
+    """Every actuator, by cluster."""
+
+    def __init__(
+        self,
+        actuators: Mapping[str, str],
+        *,
+        tls: ClientTls | None,
+        lost_after_s: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.links = {
+            cluster: ActuatorLink(cluster, address, tls=tls, lost_after_s=lost_after_s, on_change=on_change)
+            for cluster, address in sorted(actuators.items())
+        }
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Follow every actuator until `stopping`."""
+        await asyncio.gather(*(link.run(stopping) for link in self.links.values()))
+
+    def revisions(self) -> tuple[tuple[str, int], ...]:
+        """Replica revision by cluster, of those that answer."""
+        return tuple((name, link.revision) for name, link in self.links.items() if link.reachable)
+
+    def replicas_of(self, service: str) -> list[actuator_pb2.Replica]:
+        """A service's scaled replicas in all clusters, by name."""
+        found = [
+            item
+            for link in self.links.values()
+            for item in link.replicas.values()
+            if item.service == service and not item.pool
+        ]
+        return sorted(found, key=lambda replica: (replica.cluster, replica.replica))
+
+    def why_blind(self, service: str) -> str:
+        """Why a scaled service's replicas cannot be counted; empty when they can."""
+        if not self.links:
+            return "no actuator is configured"
+        lost = [link for link in self.links.values() if not link.reachable]
+        holding = [
+            link
+            for link in lost
+            if link.generation == 0 or any(item.service == service and not item.pool for item in link.replicas.values())
+        ]
+        if holding:
+            return holding[0].detail
+        return lost[0].detail if len(lost) == len(self.links) else ""

@@ -1,0 +1,73 @@
+"""Reads the newest windows of roles and front doors from the store, and merges what several collectors wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from policy_engine.core.signals import FrontDoor, RoleSignals
+from policy_engine.core.vocabulary import MemberKey
+from policy_engine.shell.convert import front_door, role_name, role_signals
+from trimtab.api.collector.v1 import collector_pb2
+from trimtab.store import keys
+from trimtab.store.client import Store
+from trimtab.store.codec import decode
+from trimtab.store.errors import CorruptEntry
+from trimtab.store.observations import merge
+
+log = structlog.get_logger(__name__)
+
+FRONT_DOOR_ROLE = "ROLE_UNSPECIFIED"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The newest observation of every role and front door that was asked for; absent where there is none."""
+
+    roles: Mapping[MemberKey, RoleSignals] = field(default_factory=dict)
+    fronts: Mapping[str, FrontDoor] = field(default_factory=dict)
+
+
+async def observe(store: Store, wanted: Mapping[MemberKey, Sequence[str]]) -> Observed:
+    """One round trip for all. `wanted` maps each role to the names of its routable replicas, the m of "n of m"."""
+    members = sorted(wanted)
+    services = sorted({key.service for key in members})
+    if not members:
+        return Observed()
+    pipeline = store.redis.pipeline(transaction=False)
+    for key in members:
+        pipeline.hgetall(keys.latest_partials(key.service, role_name(key.role)))
+    for service in services:
+        pipeline.hgetall(keys.latest_partials(service, FRONT_DOOR_ROLE))
+    answers = await pipeline.execute()
+    roles: dict[MemberKey, RoleSignals] = {}
+    for key, answer in zip(members, answers, strict=False):
+        merged = _merged(answer, str(key), wanted[key])
+        if merged is not None:
+            roles[key] = role_signals(key.role, merged)
+    fronts: dict[str, FrontDoor] = {}
+    for service, answer in zip(services, answers[len(members) :], strict=True):
+        merged = _merged(answer, f"{service} front door", None)
+        if merged is not None:
+            fronts[service] = front_door(merged)
+    return Observed(roles, fronts)
+
+
+def _merged(
+    answer: Mapping[bytes, bytes], place: str, expected: Sequence[str] | None
+) -> collector_pb2.RoleObservation | None:
+    partials: list[collector_pb2.RolePartial] = []
+    for collector in sorted(answer):
+        try:
+            partials.append(decode(collector_pb2.RolePartial, answer[collector], place=place))
+        except CorruptEntry as error:
+            log.warning("a window was left out", error=str(error))
+    if not partials:
+        return None
+    try:
+        return merge(partials, expected=expected)
+    except ValueError as error:
+        log.warning("windows could not be merged", role=place, error=str(error))
+        return None

@@ -1,0 +1,236 @@
+"""Runs scaled services: feeds the pipeline, writes decisions, and publishes absolute scaling requests.
+
+A request is refreshed with every turn and expires when no leader does so; the pre-scheduler answers through the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledResult, ScaledState, decide_scaled
+from policy_engine.core.signals import FrontDoor
+from policy_engine.core.units import RoleCounts
+from policy_engine.shell.convert import life_cycle
+from policy_engine.shell.links import Fleet
+from policy_engine.shell.memory import Memory, read_hash, request_command, scaled_state_command
+from policy_engine.shell.records import Command, DecisionLog, with_outcome
+from policy_engine.shell.turn import Turn, Writer
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.policy.v1 import decision_pb2
+from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.config.resources import ServicePolicy
+from trimtab.store import keys
+from trimtab.store.client import Store
+from trimtab.store.codec import decode
+from trimtab.store.errors import CorruptEntry
+from trimtab.words import LifeCycle, Role
+
+log = structlog.get_logger(__name__)
+
+_GONE = frozenset({LifeCycle.TERMINATING, LifeCycle.FAILED})
+
+
+@dataclass(frozen=True)
+class ScaledReport:
+    """A scaled service at its last turn, for status and metrics."""
+
+    policy: ServicePolicy
+    result: ScaledResult
+    given: ScaledInput
+
+
+@dataclass
+class ScaledRunner:
+    """Every scaled service of this engine."""
+
+    store: Store
+    fleet: Fleet
+    writer: Writer
+    log: DecisionLog
+    expiry_s: float
+    reports: dict[str, ScaledReport] = field(default_factory=dict)
+
+    async def turn(self, policies: Sequence[ServicePolicy], turn: Turn, memory: Memory) -> None:
+        """All scaled services' turn. Raises FencedOff and StoreUnavailable."""
+        records: list[decision_pb2.Decision] = []
+        commands: list[Command] = []
+        states: dict[str, ScaledState] = {}
+        requests: dict[str, scheduler_pb2.ScalingRequest] = {}
+        open_records = await self._outcomes(memory, turn) if turn.token is not None else {}
+        for policy in policies:
+            given = self.gather(policy, turn, memory)
+            result = decide_scaled(given)
+            self.reports[policy.name] = ScaledReport(policy, result, given)
+            if turn.token is None or result.state.desired is None:
+                continue
+            decision_id = memory.requests[policy.name].decision_id if policy.name in memory.requests else ""
+            if result.draft is not None:
+                record = self.writer.record(
+                    result.draft,
+                    given,
+                    turn,
+                    revisions=self.fleet.revisions(),
+                    etags=turn.snapshot.etags(None, (policy,)),
+                )
+                records.append(record)
+                log.info("decided", service=policy.name, decision=record.decision_id, reason=record.reason)
+                if record.kind == decision_pb2.DECISION_KIND_SCALE:
+                    decision_id = record.decision_id
+                    self._supersede(policy.name, record, open_records, turn)
+            request = self._request(policy, result.state.desired, decision_id, turn)
+            requests[policy.name] = request
+            commands.append(request_command(policy.name, request.SerializeToString()))
+            if result.state != memory.scaled.get(policy.name):
+                commands.append(scaled_state_command(policy.name, result.state))
+                states[policy.name] = result.state
+        records = [*open_records.values(), *records]
+        if records or commands:
+            await self.writer.commit(turn, records=records, commands=commands)
+        memory.scaled.update(states)
+        memory.requests.update(requests)
+
+    def forget(self, names: set[str]) -> None:
+        """Drop reports of services that are gone."""
+        for name in sorted(set(self.reports) - names):
+            del self.reports[name]
+
+    def gather(self, policy: ServicePolicy, turn: Turn, memory: Memory) -> ScaledInput:
+        """The core's input for this service now."""
+        listed = self.fleet.replicas_of(policy.name)
+        counts: list[RoleReplicas] = []
+        for spec in policy.spec.roles:
+            of_role = [item for item in listed if item.role == spec.role.number]
+            counts.append(
+                RoleReplicas(
+                    role=spec.role,
+                    ready=sum(1 for item in of_role if item.routable),
+                    existing=sum(1 for item in of_role if life_cycle(item) not in _GONE),
+                )
+            )
+        views = {key.role: view for key, view in turn.observed.roles.items() if key.service == policy.name}
+        front = turn.observed.fronts.get(policy.name)
+        state = memory.scaled.get(policy.name, ScaledState())
+        if state.desired is not None and not _same_roles(policy, state.desired):
+            # The policy's roles were changed: what was asked of a role that is no more says nothing about new ones.
+            state = ScaledState()
+        return ScaledInput(
+            now_s=turn.now_s,
+            policy=policy,
+            views=tuple(views[spec.role] for spec in policy.spec.roles if spec.role in views),
+            front=front if front is not None else FrontDoor(),
+            replicas=tuple(counts),
+            state=state,
+            unreachable=self.fleet.why_blind(policy.name),
+        )
+
+    def _request(
+        self, policy: ServicePolicy, desired: RoleCounts, decision_id: str, turn: Turn
+    ) -> scheduler_pb2.ScalingRequest:
+        spec = policy.spec
+        request = scheduler_pb2.ScalingRequest(
+            service=policy.name,
+            priority=spec.priority,
+            affinity=types_pb2.TopologyLevel.ValueType(spec.affinity.number),
+            allow_partial=spec.allow_partial,
+            decision_id=decision_id,
+            replica_revisions=dict(self.fleet.revisions()),
+            fencing=turn.fencing(),
+        )
+        request.create_time.FromMilliseconds(int(turn.now_s * 1000))
+        request.expire_time.FromMilliseconds(int((turn.now_s + self.expiry_s) * 1000))
+        counts = dict(desired)
+        for role in spec.roles:
+            part = 1
+            if spec.ratio is not None:
+                part = spec.ratio.prefill if role.role == Role.PREFILL else spec.ratio.decode
+            request.roles.add(
+                role=types_pb2.Role.ValueType(role.role.number),
+                replicas=counts.get(role.role, 0),
+                gpus_per_replica=role.gpus_per_replica,
+                gpu_types=role.gpu_types,
+                model=spec.model,
+                profile=role.profile,
+                ratio_part=part,
+            )
+        return request
+
+    def _supersede(
+        self,
+        service: str,
+        record: decision_pb2.Decision,
+        open_records: dict[str, decision_pb2.Decision],
+        turn: Turn,
+    ) -> None:
+        """Close the service's earlier decisions that nothing came of yet."""
+        for earlier in self.log.newest(subject=service, count=20):
+            current = open_records.get(earlier.decision_id, earlier)
+            unsettled = current.outcome.state in (
+                decision_pb2.OUTCOME_STATE_PENDING,
+                decision_pb2.OUTCOME_STATE_DENIED,
+            )
+            if current.kind == decision_pb2.DECISION_KIND_SCALE and unsettled:
+                open_records[earlier.decision_id] = with_outcome(
+                    current,
+                    decision_pb2.OUTCOME_STATE_SUPERSEDED,
+                    now_s=turn.now_s,
+                    detail=f"by {record.decision_id}",
+                )
+
+    async def _outcomes(self, memory: Memory, turn: Turn) -> dict[str, decision_pb2.Decision]:
+        """New outcomes of the decisions that stand, from the pre-scheduler's results."""
+        changed: dict[str, decision_pb2.Decision] = {}
+        for service, raw in await read_hash(self.store, keys.schedule_results()):
+            request = memory.requests.get(service)
+            record = self.log.get(request.decision_id) if request is not None else None
+            if record is None:
+                continue
+            try:
+                result = decode(scheduler_pb2.ScalingResult, raw, place=f"scheduling result of {service}")
+            except CorruptEntry as error:
+                log.warning("a scheduling result was left out", error=str(error))
+                continue
+            if result.decision_id != record.decision_id:
+                continue
+            state, detail = self._outcome_of(service, result, memory)
+            if (state, detail) != (record.outcome.state, record.outcome.detail) and _may_follow(record, state):
+                changed[record.decision_id] = with_outcome(record, state, now_s=turn.now_s, detail=detail)
+        return changed
+
+    def _outcome_of(
+        self, service: str, result: scheduler_pb2.ScalingResult, memory: Memory
+    ) -> tuple[decision_pb2.OutcomeState.ValueType, str]:
+        if result.outcome == scheduler_pb2.SCHEDULING_OUTCOME_DENIED:
+            constraint = scheduler_pb2.BindingConstraint.Name(result.binding_constraint)
+            name = constraint.removeprefix("BINDING_CONSTRAINT_").lower().replace("_", " ")
+            return decision_pb2.OUTCOME_STATE_DENIED, f"{name}: {result.detail}"
+        if self._reached(service, memory):
+            return decision_pb2.OUTCOME_STATE_SUCCEEDED, "the replicas are ready"
+        name = scheduler_pb2.SchedulingOutcome.Name(result.outcome).removeprefix("SCHEDULING_OUTCOME_").lower()
+        if result.outcome == scheduler_pb2.SCHEDULING_OUTCOME_UNCHANGED:
+            name = "placed"
+        return decision_pb2.OUTCOME_STATE_PENDING, f"{name}; not all replicas are ready yet"
+
+    def _reached(self, service: str, memory: Memory) -> bool:
+        state = memory.scaled.get(service)
+        if state is None or state.desired is None:
+            return False
+        listed = self.fleet.replicas_of(service)
+        return all(
+            sum(1 for item in listed if item.role == role.number and item.routable) == count
+            and sum(1 for item in listed if item.role == role.number and life_cycle(item) not in _GONE) == count
+            for role, count in state.desired
+        )
+
+
+def _may_follow(record: decision_pb2.Decision, state: decision_pb2.OutcomeState.ValueType) -> bool:
+    """An outcome that is final stays; a denial may still be served when capacity appears."""
+    if record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING:
+        return True
+    return record.outcome.state == decision_pb2.OUTCOME_STATE_DENIED and state != decision_pb2.OUTCOME_STATE_PENDING
+
+
+def _same_roles(policy: ServicePolicy, desired: RoleCounts) -> bool:
+    return {spec.role for spec in policy.spec.roles} == {role for role, _ in desired}

@@ -1,0 +1,81 @@
+"""What one turn of the engine's loop has in hand, and how a turn writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from policy_engine.core.decision import CoreInput, RecordHeader, assemble
+from policy_engine.core.draft import Draft
+from policy_engine.core.vocabulary import DecisionKind
+from policy_engine.shell.catalog import Snapshot
+from policy_engine.shell.observe import Observed
+from policy_engine.shell.records import Command, DecisionLog, IdSource, with_outcome
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.policy.v1 import decision_pb2
+from trimtab.store import keys
+from trimtab.store.client import Store
+from trimtab.store.lease import fenced_write
+
+# Lua unpacks one command at a time; this bounds the size of one script call.
+MAX_COMMANDS = 500
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn. `token` is the leader's fencing token; None for a follower, which computes and writes nothing."""
+
+    now_s: float
+    token: int | None
+    snapshot: Snapshot
+    observed: Observed
+
+    def fencing(self) -> types_pb2.Fencing:
+        """What goes with every write to another service."""
+        return types_pb2.Fencing(writer=keys.POLICY_ENGINE, token=self.token or 0)
+
+
+class Writer:
+    """Records and states of a turn, in one fenced step: a decision is in the store before anything acts on it."""
+
+    def __init__(self, store: Store, log: DecisionLog, *, on_record: Callable[[decision_pb2.Decision], None]) -> None:
+        self._store = store
+        self._log = log
+        self._on_record = on_record
+        self._ids = IdSource()
+
+    def record(
+        self,
+        draft: Draft,
+        given: CoreInput,
+        turn: Turn,
+        *,
+        revisions: Sequence[tuple[str, int]],
+        etags: Sequence[tuple[str, str]],
+    ) -> decision_pb2.Decision:
+        """The record of a draft, with its first outcome."""
+        header = RecordHeader(
+            decision_id=self._ids.next(turn.now_s),
+            decide_time_ns=int(turn.now_s * 1e9),
+            fencing_writer=keys.POLICY_ENGINE,
+            fencing_token=turn.token or 0,
+            replica_revisions=tuple(revisions),
+            resource_etags=tuple(etags),
+        )
+        hold = draft.kind == DecisionKind.HOLD
+        state = decision_pb2.OUTCOME_STATE_NONE if hold else decision_pb2.OUTCOME_STATE_PENDING
+        record = with_outcome(assemble(draft, given, header), state, now_s=turn.now_s)
+        self._on_record(record)
+        return record
+
+    async def commit(
+        self, turn: Turn, *, records: Sequence[decision_pb2.Decision] = (), commands: Sequence[Command] = ()
+    ) -> None:
+        """Write, or raise FencedOff or StoreUnavailable. A follower writes nothing."""
+        if turn.token is None:
+            return
+        everything = [*self._log.commands(records), *commands]
+        for start in range(0, len(everything), MAX_COMMANDS):
+            await fenced_write(self._store, keys.POLICY_ENGINE, turn.token, everything[start : start + MAX_COMMANDS])
+        if records:
+            self._log.wrote(records)
