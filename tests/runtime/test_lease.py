@@ -203,6 +203,19 @@ async def test_run_tells_the_loss_while_the_store_is_away_and_comes_back(
     await store.close()
 
 
+async def test_the_loss_is_told_on_time_when_the_store_hangs(own_store: EmbeddedStore, eventually: Eventually) -> None:
+    store = await Store.connect(own_store.url, wait_s=5)
+    told: list[int | None] = []
+    running = asyncio.create_task(Lease(store, NAME, "a", ttl_s=0.3).run(asyncio.Event(), on_change=told.append))
+    await eventually(lambda: told == [1])
+    own_store.suspend()
+    await eventually(lambda: told == [1, None], timeout_s=1.0, what="the loss")
+    own_store.resume()
+    await eventually(lambda: len(told) == 3, what="the lease again")
+    running.cancel()
+    await store.close()
+
+
 async def test_another_waits_in_line_and_takes_over_from_a_killed_holder(store: Store, eventually: Eventually) -> None:
     told: list[int | None] = []
     stopping = asyncio.Event()

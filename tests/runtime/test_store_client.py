@@ -33,6 +33,25 @@ async def test_a_refused_command_is_no_outage(store: Store) -> None:
         await store.redis.hget("s", "field")
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [("maxmemory", "1", "maxmemory"), ("min-replicas-to-write", "3", "NOREPLICAS")],
+)
+async def test_a_store_that_takes_no_writes_is_an_outage(
+    own_store: EmbeddedStore, connected: Store, setting: str, value: str, words: str
+) -> None:
+    await connected.redis.config_set(setting, value)
+    script = connected.redis.register_script("return redis.call('SET', KEYS[1], 'x')")
+    for write in (
+        lambda: connected.redis.set("k", "x"),
+        lambda: connected.redis.pipeline().set("k", "x").execute(),
+        lambda: script(keys=["k"]),
+    ):
+        with pytest.raises(StoreUnavailable, match=rf"takes no writes: .*{words}"):
+            await write()
+    assert await connected.redis.get("k") is None, "reading goes on"
+
+
 async def test_every_kind_of_call_works_again_after_a_crash(own_store: EmbeddedStore, connected: Store) -> None:
     """SIGKILL, restart on the same port: no dead pooled connection is handed out, no write was lost."""
     script = connected.redis.register_script("return redis.call('INCR', KEYS[1])")

@@ -100,6 +100,23 @@ async def test_a_reader_that_does_not_read_ends_with_resource_exhausted_over_the
     assert errors.error_reason(caught.value) == "WATCH_TOO_SLOW"
 
 
+@pytest.mark.parametrize("backlog", [0, 12])
+async def test_a_client_that_goes_away_leaves_no_reader_behind(
+    start_demo: Start, eventually: Eventually, backlog: int
+) -> None:
+    """Also when the server is in the middle of sending: large messages that the client never reads."""
+    demo = await start_demo()
+    stream = demo.stub().WatchObservations(pb.WatchObservationsRequest())
+    await stream.read()
+    big = pb.WatchObservationsResponse(observation=pb.RoleObservation(service="x" * 1_000_000))
+    for _ in range(backlog):
+        demo.servicer.hub.publish(big)
+    await asyncio.sleep(0.05)
+    assert demo.servicer.hub.readers == 1
+    stream.cancel()
+    await eventually(lambda: demo.servicer.hub.readers == 0, what="the reader's end")
+
+
 async def read_to_the_end(stream: Any) -> None:
     while await stream.read() is not grpc.aio.EOF:
         pass

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -127,8 +127,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if inspect.isasyncgenfunction(inner):
 
             async def generate(request: Any, context: _Context) -> AsyncIterator[Any]:
-                async with self._around(method, context, streaming=True):
-                    async for message in inner(request, context):
+                async with (
+                    self._around(method, context, streaming=True),
+                    aclosing(inner(request, context)) as messages,
+                ):
+                    async for message in messages:
                         yield message
 
             return generate

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 import structlog
-from prometheus_client import CollectorRegistry, GCCollector, Info, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from trimtab import __version__
 from trimtab.config.settings import ServiceSettings, load_settings
@@ -78,6 +85,7 @@ def main(name: str, settings_type: type[S], serve: Callable[[S, ServiceContext],
         _say(name, error)
         sys.exit(2)
     configure_logging(name, level=settings.log_level, json=settings.log_json)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         status = runner.run(_run(name, settings, serve))
     sys.exit(status)

@@ -14,6 +14,7 @@ Only commands of Redis 7.0, over RESP2; replies are bytes.
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable
 from typing import Any, TypeVar, cast
 
@@ -22,7 +23,7 @@ import structlog
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, BusyLoadingError, ReadOnlyError, RedisError
+from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -40,6 +41,8 @@ CALL_TIMEOUT_S = 3.0
 _SOCKET_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 1.0
 _MAX_CONNECTIONS = 256
+_PASSING = re.compile(r"\b(MISCONF|OOM|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING)\b")
+"""Refusals that are about the store's state (disk full, memory full, fail-over), not about the command."""
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 
@@ -51,11 +54,15 @@ async def _bounded(call: Awaitable[T]) -> T:
             return await call
     except AuthenticationError as error:
         raise StoreUnavailable(f"it refuses the credentials: {error}") from error
-    except (RedisConnectionError, BusyLoadingError, ReadOnlyError, OSError) as error:
-        # asyncio's TimeoutError is an OSError.
+    except (RedisConnectionError, OSError) as error:
+        # asyncio's TimeoutError is an OSError, and "loading its data" a connection error.
         raise StoreUnavailable(str(error) or f"no answer within {CALL_TIMEOUT_S:g} s") from error
     except RedisTimeoutError as error:
         raise StoreUnavailable(f"no answer within {_SOCKET_TIMEOUT_S:g} s") from error
+    except ResponseError as error:
+        if isinstance(error, OutOfMemoryError) or _PASSING.search(str(error)):
+            raise StoreUnavailable(f"it takes no writes: {error}") from error
+        raise
 
 
 class _BoundedPipeline(Pipeline):  # type: ignore[misc, unused-ignore]  # generic in the stubs of redis < 6 only

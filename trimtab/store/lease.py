@@ -157,8 +157,10 @@ class Lease:
         told: int | None = None
         while True:
             try:
-                await self.acquire_or_renew()
-            except StoreUnavailable as error:
+                # A store that hangs must not keep us from telling that the lease is over.
+                async with asyncio.timeout(self.left_s() if self.held else None):
+                    await self.acquire_or_renew()
+            except (StoreUnavailable, TimeoutError) as error:
                 log.warning("lease not renewed", lease=self.name, left_s=round(self.left_s(), 3), error=str(error))
             if self.token != told:
                 told = self.token
