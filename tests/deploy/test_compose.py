@@ -95,7 +95,7 @@ def test_prometheus_scrapes_every_service(compose_stack: Stack) -> None:
         lambda series: len(series) >= 4 and all(item["value"][1] == "1" for item in series),
         "every target up",
     )
-    assert {item["metric"]["service"] for item in result} >= {
+    assert {item["metric"]["app"] for item in result} >= {
         "metrics-collector",
         "policy-engine",
         "prescheduler",

@@ -94,7 +94,7 @@ def test_the_store_keeps_an_append_only_file_on_a_volume() -> None:
 def test_prometheus_scrapes_the_metrics_port_of_every_service() -> None:
     scraped: Mapping = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     job = next(job for job in scraped["scrape_configs"] if job["job_name"] == "trimtab")
-    targets = {entry["labels"]["service"]: entry["targets"] for entry in job["static_configs"]}
+    targets = {entry["labels"]["app"]: entry["targets"] for entry in job["static_configs"]}
     for name in GRPC_SERVICES:
         listen = SERVICES[name]["environment"]["TRIMTAB_METRICS_LISTEN"]
         assert targets[name] == [f"{name}:{listen.rsplit(':', 1)[1]}"]
