@@ -129,13 +129,13 @@ def _vllm_page(
     return "\n".join([*lines, ""]).encode()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def vllm_page() -> Callable[..., bytes]:
     """``vllm_page(running=3, generated=100, …)`` → bytes of a /metrics page."""
     return _vllm_page
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def capture() -> Callable[[str], bytes]:
     """``capture("metrics-idle-fresh")`` → a page as a real vLLM 0.32 wrote it."""
     folder = Path(__file__).parent / "captures"

@@ -61,17 +61,21 @@ class Fetcher:
         try:
             async with asyncio.timeout(self._timeout_s):
                 body = await self._either(address)
-        except TimeoutError:
-            raise DownError(f"no page within {self._timeout_s:g} s") from None
         except aiohttp.ClientPayloadError as error:
             raise RefusedError(f"the page is cut: {error}") from error
+        except TimeoutError:
+            self.forget(address)
+            raise DownError(f"no page within {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self._without_filter.discard(address)
+            self.forget(address)
             raise DownError(str(error) or type(error).__name__) from error
+        except DownError:
+            self.forget(address)
+            raise
         return Page(body, time.monotonic() - started)
 
     def forget(self, address: str) -> None:
-        """The target is gone."""
+        """The server is gone, or was; the next one at this address may have the filtered page."""
         self._without_filter.discard(address)
 
     async def _either(self, address: str) -> bytes:
@@ -82,7 +86,6 @@ class Fetcher:
             self._without_filter.add(address)
         body = await self._get(address, "/metrics")
         if body is None:
-            self._without_filter.discard(address)
             raise DownError("/metrics: HTTP 404")
         return body
 

@@ -1,0 +1,368 @@
+"""Fetching and scraping over real sockets: servers that hang, break off, lie about their size or have moved on."""
+
+import asyncio
+import gzip
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from metrics_collector.core.dialect import VLLM_V1
+from metrics_collector.core.exposition import PageReader
+from metrics_collector.core.targets import Target
+from metrics_collector.shell.fetch import DownError, Fetcher, RefusedError
+from metrics_collector.shell.metrics import ScrapeMetrics
+from metrics_collector.shell.scraper import Scraper
+from metrics_collector.shell.settings import CollectorSettings
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.api.common.v1 import types_pb2
+
+TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+LIMIT = 100_000
+
+
+@asynccontextmanager
+async def fetching(*, timeout_s: float = 1.0, filter_pages: bool = False) -> AsyncIterator[Fetcher]:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        yield Fetcher(
+            session,
+            sample_names=VLLM_V1.sample_names(),
+            filter_pages=filter_pages,
+            timeout_s=timeout_s,
+            max_page_bytes=LIMIT,
+        )
+
+
+async def test_a_page_comes_as_it_is(page_server) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=b"some 1\n", headers=TEXT)
+
+    server = await page_server(answer)
+    async with fetching() as fetcher:
+        page = await fetcher.fetch(server.url)
+
+    assert page.body == b"some 1\n"
+    assert server.requests == ["/metrics"]
+
+
+async def test_a_packed_page_is_unpacked(page_server) -> None:
+    body = b"some 1\n" * 1000
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "gzip"
+        return web.Response(body=gzip.compress(body), headers=TEXT | {"Content-Encoding": "gzip"})
+
+    server = await page_server(answer)
+    async with fetching() as fetcher:
+        assert (await fetcher.fetch(server.url)).body == body
+
+
+async def test_the_filtered_page_is_asked_for_until_the_server_has_none(page_server) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=404) if request.path == "/metrics/" else web.Response(body=b"a 1\n", headers=TEXT)
+
+    server = await page_server(answer)
+    async with fetching(filter_pages=True) as fetcher:
+        await fetcher.fetch(server.url)
+        await fetcher.fetch(server.url)
+
+    assert [path.partition("?")[0] for path in server.requests] == ["/metrics/", "/metrics", "/metrics"]
+    assert "name[]=vllm%3Anum_requests_running" in server.requests[0].replace("name%5B%5D", "name[]")
+
+
+async def test_after_a_restart_the_filtered_page_is_tried_again(page_server) -> None:
+    answers = iter([404, 200, 503, 200])
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=b"a 1\n", status=next(answers), headers=TEXT)
+
+    server = await page_server(answer)
+    async with fetching(filter_pages=True) as fetcher:
+        await fetcher.fetch(server.url)
+        with pytest.raises(DownError, match="HTTP 503"):
+            await fetcher.fetch(server.url)
+        await fetcher.fetch(server.url)
+
+    assert [path.partition("?")[0] for path in server.requests] == ["/metrics/", "/metrics", "/metrics", "/metrics/"]
+
+
+@pytest.mark.parametrize("status", [301, 401, 404, 500, 503])
+async def test_an_error_status_is_down(page_server, status: int) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=status, body=b"vllm:num_requests_running 0\n", headers=TEXT | {"Location": "/x"})
+
+    server = await page_server(answer)
+    async with fetching() as fetcher:
+        with pytest.raises(DownError, match=f"HTTP {status}"):
+            await fetcher.fetch(server.url)
+    assert server.requests == ["/metrics"], "a redirect must not be followed to who knows where"
+
+
+async def test_nobody_listens(free_port: int) -> None:
+    async with fetching() as fetcher:
+        with pytest.raises(DownError, match=r"refused|connect"):
+            await fetcher.fetch(f"http://127.0.0.1:{free_port}")
+
+
+async def test_a_server_that_hangs_or_drips_is_given_up_in_time(page_server) -> None:
+    async def hang(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=TEXT)
+        await response.prepare(request)
+        for _ in range(1000):
+            await response.write(b"a 1\n")
+            await asyncio.sleep(0.02)
+        return response
+
+    for answer in (hang, drip):
+        server = await page_server(answer)
+        async with fetching(timeout_s=0.2) as fetcher:
+            started = time.monotonic()
+            with pytest.raises(DownError, match=r"no page within 0\.2 s"):
+                await fetcher.fetch(server.url)
+            assert time.monotonic() - started < 1.0
+
+
+async def test_case_11_an_endless_page_is_refused_at_its_limit(page_server) -> None:
+    sent = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers=TEXT)
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65_536)
+            sent += 65_536
+
+    server = await page_server(answer)
+    async with fetching() as fetcher:
+        with pytest.raises(RefusedError, match="more than 100000 bytes"):
+            await fetcher.fetch(server.url)
+    assert sent < 100 * LIMIT
+
+
+async def test_case_11_a_bomb_is_refused_while_it_unpacks(page_server) -> None:
+    bomb = gzip.compress(b"\n" * 50_000_000)
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=bomb, headers=TEXT | {"Content-Encoding": "gzip"})
+
+    server = await page_server(answer)
+    async with fetching() as fetcher:
+        with pytest.raises(RefusedError, match="more than 100000 bytes"):
+            await fetcher.fetch(server.url)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "reason"),
+    [
+        (gzip.compress(b"some 1\n" * 1000)[:-20], TEXT | {"Content-Encoding": "gzip"}, "packed page is cut"),
+        (b"this is no gzip", TEXT | {"Content-Encoding": "gzip"}, "does not unpack"),
+        (b"some 1\n", TEXT | {"Content-Encoding": "br"}, "content encoding 'br'"),
+        (b"<html>", {"Content-Type": "text/html"}, "content type 'text/html'"),
+        (b"{}", {"Content-Type": "application/json"}, "content type 'application/json'"),
+    ],
+    ids=["cut gzip", "no gzip", "another encoding", "HTML", "JSON"],
+)
+async def test_case_11_what_is_no_page_is_refused_with_a_reason(page_server, body, headers, reason) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=body, headers=headers)
+
+    server = await page_server(answer)
+    async with fetching() as fetcher:
+        with pytest.raises(RefusedError, match=reason):
+            await fetcher.fetch(server.url)
+
+
+async def raw_server(answer: bytes) -> tuple[asyncio.Server, str]:
+    """Sends ``answer`` to whoever connects, and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100\r\n\r\nsome 1\n", RefusedError),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n7\r\nsome 1\n\r\n",
+            RefusedError,
+        ),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", DownError),
+        (b"", DownError),
+    ],
+    ids=["shorter than it says", "chunks without end", "not HTTP", "closed at once"],
+)
+async def test_case_11_a_broken_answer_is_an_error_not_a_page(answer: bytes, error: type[Exception]) -> None:
+    server, url = await raw_server(answer)
+    async with server, fetching() as fetcher:
+        with pytest.raises(error):
+            await fetcher.fetch(url)
+
+
+# The schedule
+
+
+@asynccontextmanager
+async def scraping(**overrides: object) -> AsyncIterator[Scraper]:
+    """A running scraper, ten times a second."""
+    settings = CollectorSettings.model_validate(
+        {"scrape_interval_s": 0.1, "scrape_timeout_s": 0.08, "window_s": 0.5, "filter_pages": False} | overrides
+    )
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        fetcher = Fetcher(
+            session, sample_names=(), filter_pages=False, timeout_s=settings.scrape_timeout_s, max_page_bytes=LIMIT
+        )
+        metrics = ScrapeMetrics(CollectorRegistry())
+        scraper = Scraper(settings, fetcher, PageReader(VLLM_V1), metrics, now_s=time.time)
+        stopping = asyncio.Event()
+        task = asyncio.create_task(scraper.run(stopping))
+        yield scraper
+        stopping.set()
+        await task
+
+
+def target(name: str, address: str, *, role: "types_pb2.Role.ValueType" = types_pb2.ROLE_COLOCATED) -> Target:
+    return Target(
+        target_id=name,
+        address=address,
+        service="chat",
+        role=role,
+        replica=name,
+        cluster="",
+        gpus=1,
+        source="file_sd",
+        counted=True,
+    )
+
+
+async def test_one_bad_target_never_delays_another(page_server, vllm_page, eventually) -> None:
+    async def good(_request: web.Request) -> web.Response:
+        return web.Response(body=vllm_page(running=1), headers=TEXT)
+
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    healthy = await page_server(good)
+    hanging = [await page_server(hang) for _ in range(5)]
+    async with scraping() as scraper:
+        scraper.update(
+            {"good": target("good", healthy.url)}
+            | {f"hang-{number}": target(f"hang-{number}", server.url) for number, server in enumerate(hanging)}
+        )
+        started = time.monotonic()
+        await eventually(lambda: len(healthy.requests) >= 8)
+        took_s = time.monotonic() - started
+
+    assert took_s < 1.3
+    assert all(server.most_in_flight == 1 for server in hanging)
+
+
+async def test_a_failing_target_is_scraped_less_often_and_found_again(page_server, vllm_page, eventually) -> None:
+    broken = True
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=500) if broken else web.Response(body=vllm_page(), headers=TEXT)
+
+    server = await page_server(answer)
+    async with scraping(max_backoff_s=0.4) as scraper:
+        scraper.update({"r": target("r", server.url)})
+        await eventually(lambda: scraper.statuses["r"].consecutive_failures >= 4)
+        before = len(server.requests)
+        await asyncio.sleep(0.8)
+        assert len(server.requests) - before <= 3
+        assert scraper.statuses["r"].state == pb.TARGET_STATE_DOWN
+        assert scraper.statuses["r"].last_error == "/metrics: HTTP 500"
+        broken = False
+        await eventually(lambda: scraper.statuses["r"].state == pb.TARGET_STATE_UP, timeout_s=1)
+        assert scraper.statuses["r"].last_error == ""
+
+
+async def test_a_target_that_leaves_takes_its_samples_with_it(page_server, vllm_page, eventually) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=vllm_page(), headers=TEXT)
+
+    server = await page_server(answer)
+    async with scraping() as scraper:
+        scraper.update({"a": target("a", server.url)})
+        await eventually(lambda: scraper.statuses["a"].series.latest is not None)
+        scraper.update({})
+        assert scraper.statuses == {}
+        scrapes = len(server.requests)
+        await asyncio.sleep(0.25)
+        assert len(server.requests) <= scrapes + 1
+
+
+async def test_another_address_under_the_same_name_is_another_server(page_server, vllm_page, eventually) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=vllm_page(generated=10**6), headers=TEXT)
+
+    first, second = await page_server(answer), await page_server(answer)
+    async with scraping() as scraper:
+        scraper.update({"a": target("a", first.url)})
+        await eventually(lambda: len(scraper.statuses["a"].series.points) >= 2)
+        scraper.update({"a": target("a", second.url)})
+        assert scraper.statuses["a"].series.points == ()
+        await eventually(lambda: scraper.statuses["a"].series.latest is not None)
+        assert len(second.requests) >= 1
+
+
+async def test_a_changed_label_keeps_the_samples(page_server, vllm_page, eventually) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=vllm_page(), headers=TEXT)
+
+    server = await page_server(answer)
+    async with scraping() as scraper:
+        scraper.update({"a": target("a", server.url)})
+        await eventually(lambda: scraper.statuses["a"].series.latest is not None)
+        scraper.update({"a": target("a", server.url, role=types_pb2.ROLE_DECODE)})
+        assert scraper.statuses["a"].series.latest is not None
+
+
+async def test_case_5_a_wedged_server_is_shown_as_stuck(page_server, vllm_page, eventually) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=vllm_page(running=7, waiting=200, generated=70), headers=TEXT)
+
+    server = await page_server(answer)
+    async with scraping(stuck_after_s=0.3) as scraper:
+        scraper.update({"a": target("a", server.url)})
+        await eventually(lambda: scraper.statuses["a"].state == pb.TARGET_STATE_STUCK)
+        assert "nothing has moved" in scraper.statuses["a"].last_error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"scrape_timeout_s": 1.0}, "scrape_timeout_s must be below"),
+        ({"window_s": 1.5}, "window_s must hold at least two scrapes"),
+        ({"stuck_after_s": 0.5}, "shorter than scrape_interval_s"),
+        ({"stuck_after_by_role": {"encoder": 5}}, "'encoder' is none of"),
+        ({"collector_name": "Collector 0"}, "is not a name"),
+        ({"actuators": {"local": "nowhere"}}, "is not host:port"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CollectorSettings.model_validate(overrides)
+
+
+def test_a_role_may_have_longer_iterations_than_the_rest() -> None:
+    settings = CollectorSettings.model_validate({"stuck_after_by_role": {"prefill": 60}})
+
+    assert settings.stuck_after(types_pb2.ROLE_PREFILL) == 60
+    assert settings.stuck_after(types_pb2.ROLE_DECODE) == 10
