@@ -210,14 +210,18 @@ class Engine:
         self._step = _Step(now_s, ended_s, work, scheduled)
         return ended_s
 
-    def end_step(self) -> StepOutcome:
-        """Finish the iteration under way and say what it brought; raises ValueError when there is none."""
+    def end_step(self, ended_s: float | None = None) -> StepOutcome:
+        """Finish the iteration under way and say what it brought; raises ValueError when there is none.
+
+        It ends when `begin_step` said, or at `ended_s` when something held it up.
+        """
         step = self._step
         if step is None:
             raise ValueError("no iteration is under way")
         self._step = None
         self.counters.steps += 1
-        ended_s = step.ended_s
+        if ended_s is None:
+            ended_s = step.ended_s
         emitted: list[str] = []
         first_tokens: list[FirstToken] = []
         gaps: dict[float, int] = {}

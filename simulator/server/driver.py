@@ -58,7 +58,7 @@ class EngineDriver:
         self._admitting = True
         self._stepping = True
         self._frozen = False
-        self._step_due_s: float | None = None
+        self._overdue = False
         self._idle = asyncio.Event()
         self._idle.set()
         self.lag_s = 0.0
@@ -66,6 +66,11 @@ class EngineDriver:
     def now_s(self) -> float:
         """The driver's clock."""
         return self._loop.time()
+
+    @property
+    def admitting(self) -> bool:
+        """Whether requests go to the engine; else they wait in the backlog."""
+        return self._admitting
 
     @property
     def unfinished(self) -> int:
@@ -140,10 +145,11 @@ class EngineDriver:
     def set_frozen(self, frozen: bool) -> None:
         """Let the engine stand still, iteration under way included, or go on."""
         self._frozen = frozen
-        if not frozen:
-            if self._step_due_s is not None:
-                self._end_step()
-            self._kick(self.now_s())
+        if frozen:
+            return
+        if self._overdue:
+            self._end_step(self.now_s())
+        self._kick(self.now_s())
 
     def kick(self) -> None:
         """Look whether an iteration can start; for changes the driver cannot see."""
@@ -165,7 +171,6 @@ class EngineDriver:
             return
         end_s = self.engine.begin_step(start_s)
         if end_s is not None:
-            self._step_due_s = end_s
             self._timer = self._loop.call_at(end_s, self._step_due)
             return
         self._wait_for_kv()
@@ -180,12 +185,15 @@ class EngineDriver:
             self._wake_timer = self._loop.call_at(ready_s + 0.001, self.kick)
 
     def _step_due(self) -> None:
-        if not self._frozen:
-            self._end_step()
+        if self._frozen:
+            self._overdue = True
+        else:
+            self._end_step(None)
 
-    def _end_step(self) -> None:
-        self._step_due_s = None
-        outcome = self.engine.end_step()
+    def _end_step(self, ended_s: float | None) -> None:
+        """End the iteration when it was planned to end, or later at `ended_s`, after a stand-still."""
+        self._overdue = False
+        outcome = self.engine.end_step(ended_s)
         self.lag_s = self.now_s() - outcome.ended_s
         sinks = self._sinks
         if sinks:

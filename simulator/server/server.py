@@ -173,7 +173,8 @@ class SimulatedServer:
         done = self.driver.submit(request, sink)
         self._params[request_id] = params
         self.stats.requests_received += 1
-        if self.sleep_state.offloaded or self.sleep_state.level is not None:
+        if not self.driver.admitting:
+            # From the call of /sleep to the end of /wake_up: nobody should send anything meanwhile.
             self.stats.requests_received_while_asleep += 1
         return done
 

@@ -256,6 +256,36 @@ async def test_faults(make_server, http, until) -> None:
         assert json.loads(await response.text()) == {"status": "awake", "tags": None}
 
 
+async def test_a_healed_server_goes_on_with_the_iteration_that_was_under_way(make_server, http, until) -> None:
+    at = await make_server()
+    running = asyncio.create_task(generate(http, at.url, 40))
+    await until(lambda: at.server.engine.in_step)
+    for fault in (Fault.WEDGED, Fault.NONE, Fault.SLOW, Fault.NONE, Fault.HUNG, Fault.NONE):
+        at.server.set_fault(fault)
+    await until(lambda: at.server.stats.generation_tokens > 10)
+    at.server.set_fault(Fault.WEDGED)
+    stood_at = at.server.stats.generation_tokens
+    await asyncio.sleep(0.05)
+    assert at.server.stats.generation_tokens == stood_at
+    at.server.set_fault(Fault.NONE)
+    assert (await running)["usage"]["completion_tokens"] == 40
+    # Tokens come 2 ms apart but for the one that the stand-still held up.
+    assert sample(at.server.page.render(), "vllm:inter_token_latency_seconds_sum") >= 0.05 + 38 * 0.002
+
+
+async def test_a_request_on_the_way_to_sleep_counts_as_misrouted(make_server, http, until, quick_profile) -> None:
+    at = await make_server(profile=with_lifecycle(quick_profile, first_sleep_s=0.2))
+    sleeping = asyncio.create_task(http.post(at.url + "/sleep?level=1"))
+    await until(lambda: at.server.sleep_state.is_sleeping)
+    waiting = asyncio.create_task(generate(http, at.url, 2))
+    await until(lambda: at.server.stats.requests_received_while_asleep == 1)
+    assert not sleeping.done()
+    (await sleeping).close()
+    async with http.post(at.url + "/wake_up"):
+        pass
+    assert (await waiting)["choices"][0]["finish_reason"] == "length"
+
+
 async def test_slow_makes_iterations_five_times_as_long(make_server, http) -> None:
     at = await make_server()
     at.server.set_fault(Fault.SLOW)
