@@ -40,8 +40,8 @@ def test_hard_limit_is_not_widened_however_full(fleet) -> None:
     assert result.constraint is Constraint.AFFINITY
     assert result.groups == ()
     assert result.detail == (
-        "1 prefill of 1 GPU and 4 decode of 1 GPU need 5 GPUs inside one S2; "
-        "the most is free in s2-0 of cluster a, 4 of 6 that are free in all"
+        "no S2 holds 1 prefill of 1 GPU and 4 decode of 1 GPU together; "
+        "s2-0 of cluster a comes nearest with 4 H20 free, of 6 in all"
     )
 
 
@@ -149,8 +149,18 @@ def test_gpus_of_a_replica_are_on_one_node(fleet) -> None:
     ("types", "count", "constraint", "says"),
     [
         ((), 9, Constraint.CAPACITY, "9 colocated of 1 GPU need 9 GPUs; 8 are free in all"),
-        (("L20",), 5, Constraint.GPU_TYPE, "need 5 GPUs of L20; 4 are free, and 4 of other types"),
-        (("B300",), 1, Constraint.GPU_TYPE, "of an allowed type, of which no node has any; 0 are free, and 8 of other"),
+        (
+            ("L20",),
+            5,
+            Constraint.GPU_TYPE,
+            "5 colocated of 1 L20 GPU need 5 GPUs of L20; 4 are free, and 4 of other types",
+        ),
+        (
+            ("B300",),
+            1,
+            Constraint.GPU_TYPE,
+            "1 colocated of 1 GPU need 1 GPU of B300; 0 are free, and 8 of other types",
+        ),
     ],
 )
 def test_denials_name_the_binding_constraint(fleet, types, count, constraint, says) -> None:
@@ -283,3 +293,41 @@ def test_a_node_gives_each_gpu_once(fleet) -> None:
     assert capacity.take(0, 1) == (2,)
     with pytest.raises(ValueError, match="no 1 free GPUs"):
         capacity.take(0, 1)
+
+
+def test_worked_example_of_the_docs(fleet) -> None:
+    """docs/scheduling.md shows these figures."""
+    rows = [
+        ("s2-0", "s1-0", "n0", "H20", 8, 8),
+        ("s2-0", "s1-0", "n1", "H20", 8, 2),
+        ("s2-1", "s1-0", "n2", "H20", 8, 4),
+        ("s2-1", "s1-1", "n3", "L20", 4, 4),
+        ("s2-2", "s1-0", "n4", "H20", 8, 8),
+        ("s2-2", "s1-0", "n5", "L20", 4, 4),
+    ]
+    h20, l20 = ("H20",), ("L20",)
+    requests = [
+        fleet.request(fleet.prefill(1), fleet.decode(3), service="code", priority=5, affinity=Level.CLUSTER),
+        fleet.request(fleet.prefill(1, 2, l20), fleet.decode(2, 2, h20), service="chat", priority=10),
+        fleet.request(
+            fleet.prefill(1, 4, l20), fleet.decode(1, 8, h20), service="draft", priority=1, affinity=Level.S1
+        ),
+        fleet.request(fleet.prefill(1, 1, l20), fleet.decode(4, 1, h20), service="late", affinity=Level.S2),
+    ]
+    late = (
+        "no S2 holds 1 prefill of 1 L20 GPU and 4 decode of 1 H20 GPU together; "
+        "s2-0 of cluster a comes nearest with 6 H20 and 0 L20 free, of 8 in all"
+    )
+    results = plan_one(fleet, rows, *requests)
+    shown = [
+        (item.service, item.outcome.name, [group.subgroup_class.name for group in item.groups], item.detail)
+        for item in results
+    ]
+    assert shown == [
+        ("chat", "PLACED", ["MEDIUM"], "placed 1 prefill and 2 decode in s2-1 of cluster a"),
+        ("code", "PLACED", ["LOW"], "placed 1 prefill and 3 decode in cluster a"),
+        ("draft", "PLACED", ["HIGH"], "placed 1 prefill and 1 decode in s1-0 of cluster a"),
+        ("late", "DENIED", [], late),
+    ]
+    nodes = {item.service: sorted({new.node for group in item.groups for new in group.add}) for item in results}
+    assert nodes == {"chat": ["n2", "n3"], "code": ["n0", "n1"], "draft": ["n4", "n5"], "late": []}

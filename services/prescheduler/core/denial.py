@@ -23,8 +23,8 @@ def explain(
     wanted = sum(need.total_gpus for need in needs)
     free = capacity.free_gpus()
     if free < wanted:
-        return Constraint.CAPACITY, f"{shape(needs)} need {_gpus(wanted)}; {free} are free in all"
-    by_type = _short_of_type(capacity, needs)
+        return Constraint.CAPACITY, f"{shape(capacity, needs)} need {_gpus(wanted)}; {free} are free in all"
+    by_type = _short_of_type(capacity, request, needs)
     if by_type is not None:
         return Constraint.GPU_TYPE, by_type
     level = request.bound_level
@@ -32,29 +32,37 @@ def explain(
         return _explain_expansion(capacity, request, needs, groups)
     enough = _domains_with_gpus(capacity, level, needs)
     if not enough.any():
-        return Constraint.AFFINITY, _no_domain(capacity, level, needs, wanted)
+        return Constraint.AFFINITY, _no_domain(capacity, level, needs)
     return Constraint.FRAGMENTATION, _scattered(capacity, level, needs, np.flatnonzero(enough))
 
 
-def shape(needs: Sequence[Need]) -> str:
-    """Such as ``2 prefill of 4 GPUs and 8 decode of 1 GPU``."""
-    return " and ".join(f"{need.count} {need.role.value} of {_gpus(need.gpus)}" for need in needs)
+def shape(capacity: Capacity, needs: Sequence[Need]) -> str:
+    """Such as ``2 prefill of 4 L20 GPUs and 8 decode of 1 GPU``."""
+    return " and ".join(f"{need.count} {need.role.value} of {_size(capacity, need)}" for need in needs)
+
+
+def _size(capacity: Capacity, need: Need) -> str:
+    names = capacity.tree.gpu_types
+    types = "" if len(need.tiers) == 1 and len(need.types) == len(names) else " or ".join(names[n] for n in need.types)
+    return f"{need.gpus} {types + ' ' if types else ''}{'GPU' if need.gpus == 1 else 'GPUs'}"
 
 
 def _gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
-def _short_of_type(capacity: Capacity, needs: Sequence[Need]) -> str | None:
-    names = capacity.tree.gpu_types
+def _short_of_type(capacity: Capacity, request: ScalingRequest, needs: Sequence[Need]) -> str | None:
+    asked = {item.role: " or ".join(item.gpu_types) for item in request.roles}
     for need in needs:
         inside = [other for other in needs if set(other.types) <= set(need.types)]
         wanted = sum(other.total_gpus for other in inside)
         free = capacity.free_gpus(need.types)
         if free < wanted:
-            allowed = " or ".join(names[number] for number in need.types) or "an allowed type, of which no node has any"
             others = capacity.free_gpus() - free
-            return f"{shape(inside)} need {_gpus(wanted)} of {allowed}; {free} are free, and {others} of other types"
+            return (
+                f"{shape(capacity, inside)} need {_gpus(wanted)} of {asked[need.role]}; "
+                f"{free} are free, and {others} of other types"
+            )
     return None
 
 
@@ -67,13 +75,19 @@ def _domains_with_gpus(capacity: Capacity, level: Level, needs: Sequence[Need]) 
     return enough
 
 
-def _no_domain(capacity: Capacity, level: Level, needs: Sequence[Need], wanted: int) -> str:
+def _no_domain(capacity: Capacity, level: Level, needs: Sequence[Need]) -> str:
+    """Names the domain that covers most of the GPUs needed."""
     types = sorted({number for need in needs for number in need.types})
     free = capacity.slots(level, 1, types)[-1]
-    best = int(np.argmax(free))
+    wanted = sum(need.total_gpus for need in needs)
+    covered = sum(
+        (np.minimum(need.total_gpus, capacity.slots(level, 1, need.types)[-1]) for need in needs), np.zeros_like(free)
+    )
+    best = int(np.argmax(np.minimum(np.minimum(covered, free), wanted)))
+    by_type = [f"{int(capacity.slots(level, 1, (n,))[-1][best])} {capacity.tree.gpu_types[n]}" for n in types]
     return (
-        f"{shape(needs)} need {_gpus(wanted)} inside one {level_label(level)}; the most is free in "
-        f"{_name(capacity, level, best)}, {int(free[best])} of {int(free.sum())} that are free in all"
+        f"no {level_label(level)} holds {shape(capacity, needs)} together; {_name(capacity, level, best)} comes "
+        f"nearest with {' and '.join(by_type)} free, of {int(free.sum())} in all"
     )
 
 
@@ -86,10 +100,10 @@ def _scattered(capacity: Capacity, level: Level, needs: Sequence[Need], domains:
     short = [need for need in needs if int(room[need.role][at]) < need.count]
     if short:
         fits = " and ".join(
-            f"{int(room[need.role][at])} of {need.count} {need.role.value} of {_gpus(need.gpus)}" for need in short
+            f"{int(room[need.role][at])} of {need.count} {need.role.value} of {_size(capacity, need)}" for need in short
         )
         return f"{name} has enough free GPUs, but scattered over its nodes: they hold {fits}"
-    return f"{name} has enough free GPUs, but its nodes do not hold {shape(needs)} at once"
+    return f"{name} has enough free GPUs, but its nodes do not hold {shape(capacity, needs)} at once"
 
 
 def _explain_expansion(
@@ -111,7 +125,7 @@ def _explain_expansion(
     scattered = any(int(free[domain]) >= wanted for domain in hosts)
     return (
         Constraint.FRAGMENTATION if scattered else Constraint.AFFINITY,
-        f"{shape(needs)} need {_gpus(wanted)} beside the group's other roles; of free GPUs {shown}{more}",
+        f"{shape(capacity, needs)} need {_gpus(wanted)} beside the group's other roles; of free GPUs {shown}{more}",
     )
 
 

@@ -194,12 +194,17 @@ def _summary(
     taken = [f"{surplus[item.role]} {item.role.value}" for item in roles if surplus.get(item.role)]
     parts = []
     if added:
-        where = sorted({f"{item.domain} of cluster {item.cluster}" for item in changes.sorted() if item.add})
+        where = sorted({_where(item) for item in changes.sorted() if item.add})
         parts.append(f"placed {' and '.join(added)} in {_some(where)}")
     if taken:
         where = sorted({f"{item.group} of cluster {item.cluster}" for item in changes.sorted() if item.remove})
         parts.append(f"takes {' and '.join(taken)} out of {_some(where)}")
     return "; ".join(parts)
+
+
+def _where(group: GroupPlacement) -> str:
+    cluster = f"cluster {group.cluster}"
+    return cluster if group.level is Level.CLUSTER else f"{group.domain} of {cluster}"
 
 
 def _some(names: Sequence[str]) -> str:
