@@ -162,7 +162,8 @@ def _text_tokens(text: str) -> int:
 def _continuable(kind: Kind, body: JsonObject) -> bool:
     if any(body.get(field) not in (None, False, 0, "", 0.0) for field in _ZERO_OR_ABSENT):
         return False
-    if any(body.get(field) not in (None, False) for field in _ABSENT):
+    # By identity: `logprobs: 0` asks for logprobs.
+    if any(body.get(field) is not None and body.get(field) is not False for field in _ABSENT):
         return False
     if any(body.get(field) not in (None, 1) for field in ("n", "best_of", "repetition_penalty")):
         return False

@@ -138,8 +138,9 @@ def static_split(
 ) -> dict[str, int]:
     """Replicas per service in proportion to `demand_gpus`, within the budget.
 
-    Every service gets its floor; after that the replica goes, one by one, to whoever has the least GPUs per demand
-    among those whose next replica still fits. Raises `TraceError` when the floors alone do not fit.
+    Every service gets its floor; after that each replica goes to whoever would have the least GPUs per demand with half
+    of it (Sainte-Laguë's rule), among those whose next replica still fits. Raises `TraceError` when the floors alone do
+    not fit.
     """
     names = sorted(footprint_gpus)
     replicas = dict.fromkeys(names, floor_replicas)
@@ -150,6 +151,8 @@ def static_split(
         fitting = [name for name in names if footprint_gpus[name] <= left_gpus and demand_gpus.get(name, 0.0) > 0]
         if not fitting:
             return replicas
-        chosen = min(fitting, key=lambda name: (replicas[name] * footprint_gpus[name] / demand_gpus[name], name))
+        chosen = min(
+            fitting, key=lambda name: ((replicas[name] + 0.5) * footprint_gpus[name] / demand_gpus[name], name)
+        )
         replicas[chosen] += 1
         left_gpus -= footprint_gpus[chosen]
