@@ -184,6 +184,10 @@ def documents(data_dir: Path, today: str) -> Iterator[tuple[str, dict[str, objec
         yield target.name, profile_document(perf, lifecycle, target, host, today)
 
 
+command = typer.Typer(add_completion=False)
+
+
+@command.command()
 def run(
     data_dir: Annotated[Path, typer.Argument(help="Folder with perf/ and lifecycle/, or that perf folder.")],
     out: Annotated[Path, typer.Option(help="Where the profiles go.")] = Path(__file__).parent / "profiles",
@@ -220,4 +224,4 @@ def _summary(model: IterationModel) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    command()
