@@ -1,0 +1,184 @@
+"""The engine with a pool, over real sockets and the real store, against a fake actuator."""
+
+import asyncio
+
+import pytest
+from google.protobuf import json_format
+
+from trimtab.api.policy.v1 import decision_pb2, policy_pb2
+from trimtab.config.resources import parse_document as parse
+from trimtab.config.resources import pool_to_proto, service_policy_to_proto
+
+
+def pooled(name: str, *, gpus: int = 1, low: int = 1, high: int = 4, theta: float = 20.0) -> policy_pb2.ServicePolicy:
+    return service_policy_to_proto(
+        parse(
+            {
+                "apiVersion": "trimtab.dev/v1",
+                "kind": "ServicePolicy",
+                "metadata": {"name": name},
+                "spec": {
+                    "model": f"m-{name}",
+                    "slo": {"ttftS": 2, "tpotS": 0.075},
+                    "roles": [{"role": "colocated", "minReplicas": low, "maxReplicas": high, "gpusPerReplica": gpus}],
+                    "tokenServiceShare": {"thetaTps": theta},
+                },
+            }
+        )
+    )
+
+
+def pool_of(*members: tuple[str, int], gpus: int = 4, **spec: object) -> policy_pb2.Pool:
+    return pool_to_proto(
+        parse(
+            {
+                "apiVersion": "trimtab.dev/v1",
+                "kind": "Pool",
+                "metadata": {"name": "shared"},
+                "spec": {
+                    "cluster": "local",
+                    "gpus": [{"node": "node-0", "gpuIndices": list(range(gpus))}],
+                    "members": [{"service": name, "initialAwake": count} for name, count in members],
+                    "rescueIntervalS": 0.1,
+                    "rebalanceIntervalS": 0.2,
+                    "residenceS": 1,
+                    **spec,
+                },
+            }
+        )
+    )
+
+
+async def apply(engine, *resources):
+    for resource in resources:
+        if isinstance(resource, policy_pb2.ServicePolicy):
+            await engine.stub.ApplyServicePolicy(policy_pb2.ApplyServicePolicyRequest(service_policy=resource))
+        else:
+            await engine.stub.ApplyPool(policy_pb2.ApplyPoolRequest(pool=resource))
+
+
+async def decisions_of(engine, subject="shared"):
+    response = await engine.stub.ListDecisions(policy_pb2.ListDecisionsRequest(subject=subject))
+    return list(response.decisions)
+
+
+async def until(condition, timeout_s=8.0):
+    give_up = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        found = await condition()
+        if found:
+            return found
+        assert asyncio.get_running_loop().time() < give_up, "it did not come true"
+        await asyncio.sleep(0.02)
+
+
+async def settled(engine, state=decision_pb2.OUTCOME_STATE_SUCCEEDED, kind=decision_pb2.DECISION_KIND_TRANSITION):
+    async def look():
+        return [item for item in await decisions_of(engine) if item.kind == kind and item.outcome.state == state]
+
+    return await until(look)
+
+
+async def test_a_pool_is_born_and_a_starving_member_is_rescued(fake_actuator, start_engine, windows):
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
+    assert fake_actuator.awake == {"chat-node-0-0", "chat-node-0-1", "code-node-0-2", "code-node-0-3"}
+    await windows.demand("chat", 0)
+    await windows.demand("code", 0)
+    await windows.write("chat", ["chat-node-0-0", "chat-node-0-1"], decode_tps=300, running=40, waiting=30)
+    await windows.write("code", ["code-node-0-2", "code-node-0-3"], decode_tps=10, running=0.1)
+    found = await settled(engine)
+    record = found[0]
+    assert record.rule == decision_pb2.RULE_RESCUE_CRITICAL
+    assert len(record.transition.releases) == len(record.transition.wakes) == 1
+    assert record.transition.releases[0].service == "code"
+    assert record.outcome.operation_ids
+    explained = await engine.stub.ExplainDecision(policy_pb2.ExplainDecisionRequest(decision_id=record.decision_id))
+    assert explained.replay_matches, "\n".join(explained.lines)
+    assert sum(name.startswith("chat") for name in fake_actuator.awake) == 3
+    status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+    assert status.leader
+    assert status.pools[0].awake_gpus == 4
+    assert {item.service: item.region for item in status.services}["chat"] == policy_pb2.REGION_CRITICAL
+    print(json_format.MessageToJson(status)[:200])
+
+
+@pytest.mark.parametrize("behaviour", ["roll_back", "fail"])
+async def test_a_failed_transition_is_settled_and_not_retried_at_once(behaviour, fake_actuator, start_engine, windows):
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
+    before = set(fake_actuator.awake)
+    fake_actuator.behaviour = behaviour
+    await windows.demand("chat", 0)
+    await windows.write("chat", ["chat-node-0-0", "chat-node-0-1"], decode_tps=300, running=40, waiting=30)
+    await windows.write("code", ["code-node-0-2", "code-node-0-3"], decode_tps=10, running=0.1)
+    wanted = {
+        "roll_back": decision_pb2.OUTCOME_STATE_ROLLED_BACK,
+        "fail": decision_pb2.OUTCOME_STATE_FAILED,
+    }[behaviour]
+
+    async def all_replicas_tried():
+        transitions = [
+            item for item in await decisions_of(engine) if item.kind == decision_pb2.DECISION_KIND_TRANSITION
+        ]
+        return len(transitions) >= 2 and all(item.outcome.state == wanted for item in transitions) and transitions
+
+    transitions = await until(all_replicas_tried)
+    touched = [item.transition.wakes[0].replica for item in transitions]
+    assert len(set(touched)) == len(touched), "a replica was tried again at once"
+    await until(lambda: asyncio.sleep(0, set(fake_actuator.current["shared"].awake) == before))
+    assert fake_actuator.awake == before
+
+
+async def test_one_transition_at_a_time(fake_actuator, start_engine, windows):
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 1), ("code", 3)))
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
+    fake_actuator.behaviour = "hang"
+    await windows.demand("chat", 0)
+    await windows.write("chat", ["chat-node-0-0"], decode_tps=30, running=40, waiting=30)
+    await windows.write("code", ["code-node-0-1", "code-node-0-2", "code-node-0-3"], decode_tps=10, running=0.1)
+    await settled(engine, decision_pb2.OUTCOME_STATE_PENDING)
+    await asyncio.sleep(0.6)
+    assert len(fake_actuator.states) == 2
+    status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+    assert status.pools[0].operation_id == "op-2"
+    fake_actuator.finish("op-2")
+    await settled(engine)
+
+
+async def test_a_restart_changes_nothing_and_republishes_the_same_state(fake_actuator, start_engine, windows):
+    first = await start_engine(fake_actuator)
+    await apply(first, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
+    await settled(first, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    told = len(fake_actuator.tokens)
+    await first.stop()
+    second = await start_engine(fake_actuator)
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.tokens) > told))
+    await asyncio.sleep(0.3)
+    assert len(fake_actuator.states) == 1
+    assert fake_actuator.tokens[-1] > fake_actuator.tokens[0]
+    assert len(await decisions_of(second)) == 1
+
+
+async def test_a_follower_takes_over_a_killed_leader_and_the_old_token_is_refused(fake_actuator, start_engine, windows):
+    first = await start_engine(fake_actuator)
+    second = await start_engine(fake_actuator)
+    await apply(first, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
+    statuses = [await item.stub.GetStatus(policy_pb2.GetStatusRequest()) for item in (first, second)]
+    assert sorted(status.leader for status in statuses) == [False, True]
+    leader, follower = (first, second) if statuses[0].leader else (second, first)
+    old = fake_actuator.tokens[-1]
+    await leader.kill()
+
+    async def leads():
+        return (await follower.stub.GetStatus(policy_pb2.GetStatusRequest())).leader
+
+    await until(leads)
+    await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old))
+    assert len(fake_actuator.states) == 1
+    assert (await decisions_of(follower))[0].fencing.token == old
