@@ -169,7 +169,7 @@ async def start_collector(store_url: str, free_ports: Callable[[int], list[int]]
                 "store_url": store_url,
                 "scrape_interval_s": 0.2,
                 "scrape_timeout_s": 0.15,
-                "window_s": 1.0,
+                "window_s": 0.6,
                 "targets_poll_s": 0.05,
                 "drain_grace_s": 0.2,
             }

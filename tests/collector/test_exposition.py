@@ -219,7 +219,7 @@ def test_case_11_a_5_mb_line_takes_no_time() -> None:
         READER.read(page)
     # The longest line that a page may have, of what a careless pattern would take minutes for.
     line = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="' + b'\\"' * 2_000_000 + b"\n"
-    with pytest.raises(PageError, match="malformed"):
+    with pytest.raises(PageError, match="a line of"):
         READER.read(line)
 
 
@@ -290,7 +290,7 @@ _READ = {family.quantity: family for family in VLLM_V1.families if family.quanti
 _BY_NAMES = {family.names: family for family in _READ.values() if family.quantity is not Quantity.PROMPT_CACHE_HIT}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_agrees_with_prometheus_clients_parser(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(sorted(_BY_NAMES)), min_size=1, max_size=6, unique=True))
@@ -342,7 +342,7 @@ def expected_value(family: Family, parsed: dict[tuple[str, tuple[tuple[str, str]
     return pytest.approx(total / len(selected) if family.combine.value == "mean" else total)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_no_mutation_of_a_real_page_gets_anything_absurd_in(
     data: st.DataObject, capture: Callable[[str], bytes]

@@ -23,7 +23,8 @@ from metrics_collector.core.dialect import Combine, Dialect, Family, Kind, Quant
 from metrics_collector.core.sample import Histogram, PageSample
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
-MAX_LINES_PER_FAMILY = 20_000
+MAX_LINES_PER_FAMILY = 5_000
+MAX_LINE_BYTES = 64 * 1024
 # Larger blocks are worked out anew each time, so that hostile pages cannot fill the memory through the cache.
 _MAX_CACHED_BLOCK_BYTES = 16 * 1024
 _MAX_CACHED_LAYOUTS = 8192
@@ -136,10 +137,7 @@ class PageReader:
                 continue
             if name in found:
                 raise PageError(f"family {name} stands twice on the page")
-            lines = text.split(b"\n")
-            if len(lines) > MAX_LINES_PER_FAMILY:
-                raise PageError(f"family {name} has more than {MAX_LINES_PER_FAMILY} lines")
-            found[name] = _block(name, lines[1:], cached=len(text) <= _MAX_CACHED_BLOCK_BYTES)
+            found[name] = _block(name, text.split(b"\n")[1:], cached=len(text) <= _MAX_CACHED_BLOCK_BYTES)
         return found or self._blocks_by_line(page)
 
     def _blocks_by_line(self, page: bytes) -> dict[str, _Block]:
@@ -166,6 +164,8 @@ def _check_page(page: bytes) -> None:
 
 def _block(name: str, lines: Sequence[bytes], *, cached: bool) -> _Block:
     """The block of family ``name``. Raises ``PageError`` for malformed labels and for a series twice."""
+    if len(lines) > MAX_LINES_PER_FAMILY:
+        raise PageError(f"family {name} has more than {MAX_LINES_PER_FAMILY} lines")
     heads: list[bytes] = []
     values: list[bytes] = []
     for line in lines:
@@ -200,6 +200,8 @@ def _layout(name: str, heads: tuple[bytes, ...]) -> _Layout | None:
     for row, head in enumerate(heads):
         if head.startswith(_COMMENT) or not head:
             continue
+        if len(head) > MAX_LINE_BYTES:
+            raise PageError(f"a line of {name} has more than {MAX_LINE_BYTES} bytes")
         sample, brace, rest = head.partition(b"{")
         if b"\t" in sample or (brace and _LABELS.fullmatch(brace + rest + b"}") is None):
             return None

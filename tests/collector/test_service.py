@@ -1,0 +1,569 @@
+"""CollectorService over gRPC: targets, observations, history, watches, demand; actuators; the store going away."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from aiohttp import web
+
+from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.api.common.v1 import types_pb2
+from trimtab.config.settings import ServiceSettings
+from trimtab.rpc.errors import error_reason, field_violations
+from trimtab.rpc.run import ServiceContext
+from trimtab.rpc.server import RpcServer
+from trimtab.store import keys
+from trimtab.store.observations import signal
+
+TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+CHAT = pb.RoleKey(service="chat", role=types_pb2.ROLE_COLOCATED)
+DOOR = pb.RoleKey(service="chat", role=types_pb2.ROLE_UNSPECIFIED)
+
+
+def serving(page: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=page(), headers=TEXT)
+
+    return answer
+
+
+def growing(vllm_page: Callable[..., bytes], tps: float = 1000.0, **page: object) -> Callable[[], bytes]:
+    """A server's page at a constant token rate."""
+    started = time.monotonic()
+    return lambda: vllm_page(**{"running": 2, "waiting": 1} | page | {"generated": tps * (time.monotonic() - started)})
+
+
+def write_targets(path: Path, **replicas: str) -> Path:
+    """``name=host:port`` of colocated replicas of the service chat."""
+    groups = [
+        {"targets": [address], "labels": {"service": "chat", "role": "colocated", "replica": name.replace("_", "-")}}
+        for name, address in replicas.items()
+    ]
+    path.write_text(json.dumps(groups))
+    return path
+
+
+async def get(stub: object, key: pb.RoleKey) -> pb.RoleObservation:
+    response = await stub.GetObservation(pb.GetObservationRequest(key=key), timeout=2)  # type: ignore[attr-defined]
+    return response.observation
+
+
+async def until(
+    stub: object, key: pb.RoleKey, condition: Callable[[pb.RoleObservation], bool], timeout_s: float = 8.0
+) -> pb.RoleObservation:
+    """The first observation that satisfies ``condition``."""
+    give_up = time.monotonic() + timeout_s
+    last: object = None
+    while time.monotonic() < give_up:
+        try:
+            last = await get(stub, key)
+        except grpc.aio.AioRpcError as error:
+            last = f"{error.code()}: {error.details()}"
+        else:
+            if condition(last):
+                return last
+        await asyncio.sleep(0.03)
+    raise AssertionError(f"no such observation within {timeout_s} s; the last was {last}")
+
+
+def decode(observation: pb.RoleObservation) -> types_pb2.Measurement:
+    return signal(observation, pb.SIGNAL_DECODE_TPS)
+
+
+def has_quality(quality: "types_pb2.Quality.ValueType") -> Callable[[pb.RoleObservation], bool]:
+    return lambda observation: decode(observation).quality == quality
+
+
+OK = has_quality(types_pb2.QUALITY_OK)
+
+
+@pytest.fixture
+async def chat(start_collector, page_server, vllm_page, tmp_path):
+    """A collector with two healthy replicas of chat, its first full window seen."""
+    servers = [await page_server(serving(growing(vllm_page))) for _ in range(2)]
+    path = write_targets(tmp_path / "t.json", chat_0=servers[0].host_and_port, chat_1=servers[1].host_and_port)
+    collector = await start_collector(targets_files=[path])
+    await until(collector.stub, CHAT, OK)
+    return collector
+
+
+async def test_a_servers_page_becomes_an_observation(start_collector, page_server, vllm_page, tmp_path) -> None:
+    started = time.monotonic()
+
+    def page() -> bytes:
+        lived_s = time.monotonic() - started
+        return vllm_page(
+            running=3,
+            waiting=1,
+            kv=0.5,
+            generated=1000 * lived_s,
+            computed=500 * lived_s,
+            cached=250 * lived_s,
+            finished=4 * lived_s,
+            preempted=2 * lived_s,
+            ttft={"0.1": 0.0, "1.0": 10 * lived_s, "+Inf": 10 * lived_s},
+        )
+
+    server = await page_server(serving(page))
+    path = write_targets(tmp_path / "t.json", chat_0=server.host_and_port)
+    collector = await start_collector(targets_files=[path])
+
+    found = await until(collector.stub, CHAT, OK)
+
+    assert {item.signal: item.measurement.value for item in found.signals if item.measurement.HasField("value")} == {
+        pb.SIGNAL_DECODE_TPS: pytest.approx(1000, rel=0.15),
+        pb.SIGNAL_PREFILL_TPS: pytest.approx(500, rel=0.15),
+        pb.SIGNAL_PREFILL_CACHED_TPS: pytest.approx(250, rel=0.15),
+        pb.SIGNAL_REQUEST_RPS: pytest.approx(4, rel=0.15),
+        pb.SIGNAL_PREEMPTION_RPS: pytest.approx(2, rel=0.15),
+        pb.SIGNAL_RUNNING: 3.0,
+        pb.SIGNAL_WAITING: 1.0,
+        pb.SIGNAL_KV_USAGE_RATIO: 0.5,
+    }
+    (ttft,) = found.latencies
+    assert ttft.p50_s.value == pytest.approx(0.55), "half-way through the bucket from 0.1 to 1"
+    assert list(found.reported_replicas) == ["chat-0"]
+    assert found.window_end.ToMicroseconds() - found.window_start.ToMicroseconds() == 600_000
+
+
+# Targets
+
+
+async def test_targets_are_listed_in_pages_with_their_states(chat) -> None:
+    first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=2)
+    second = await chat.stub.ListTargets(
+        pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=2
+    )
+    other = await chat.stub.ListTargets(pb.ListTargetsRequest(service="other"), timeout=2)
+
+    (target,) = first.targets
+    assert (target.target_id, target.service, target.state) == ("chat-0", "chat", pb.TARGET_STATE_UP)
+    assert target.counted
+    assert target.source == "file_sd"
+    assert abs(target.last_success_time.ToMilliseconds() / 1000 - time.time()) < 5
+    assert [item.target_id for item in second.targets] == ["chat-1"]
+    assert second.next_page_token == ""
+    assert list(other.targets) == []
+
+
+async def test_servers_that_answer_wrongly_slowly_or_not_at_all_are_named_and_the_rest_counts(
+    start_collector, page_server, vllm_page, tmp_path, free_port
+) -> None:
+    async def error(_request: web.Request) -> web.Response:
+        return web.Response(status=500)
+
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async def login(_request: web.Request) -> web.Response:
+        return web.Response(text="<html>", content_type="text/html")
+
+    good = [await page_server(serving(growing(vllm_page))) for _ in range(2)]
+    path = write_targets(
+        tmp_path / "t.json",
+        good_0=good[0].host_and_port,
+        good_1=good[1].host_and_port,
+        wrong=(await page_server(error)).host_and_port,
+        slow=(await page_server(hang)).host_and_port,
+        login=(await page_server(login)).host_and_port,
+        gone=f"127.0.0.1:{free_port}",
+    )
+    collector = await start_collector(targets_files=[path])
+
+    found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 1900)
+    listed = (await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets
+
+    assert (decode(found).quality, decode(found).reported, decode(found).expected) == (types_pb2.QUALITY_PARTIAL, 2, 6)
+    assert decode(found).value == pytest.approx(2000, rel=0.15)
+    assert list(found.missing_replicas) == ["gone", "login", "slow", "wrong"]
+    states = {item.target_id: (pb.TargetState.Name(item.state), item.last_error) for item in listed}
+    assert states["wrong"] == ("TARGET_STATE_DOWN", "/metrics/: HTTP 500")
+    assert states["slow"] == ("TARGET_STATE_DOWN", "no page within 0.15 s")
+    assert states["login"] == ("TARGET_STATE_BAD_PAGE", "content type 'text/html' is no metrics page")
+    assert states["gone"][0] == "TARGET_STATE_DOWN"
+    assert states["good-0"] == ("TARGET_STATE_UP", "")
+
+
+async def test_a_targets_file_is_followed_and_a_malformed_one_changes_nothing(
+    start_collector, page_server, vllm_page, tmp_path, eventually
+) -> None:
+    servers = [await page_server(serving(growing(vllm_page))) for _ in range(2)]
+    path = write_targets(tmp_path / "t.json", chat_0=servers[0].host_and_port)
+    collector = await start_collector(targets_files=[path])
+    await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-0"])
+
+    write_targets(path, chat_0=servers[0].host_and_port, chat_1=servers[1].host_and_port)
+    await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-0", "chat-1"])
+    path.write_text('[{"targets": ["no port"]}]')
+    await asyncio.sleep(0.3)
+    kept = await get(collector.stub, CHAT)
+    write_targets(path, chat_1=servers[1].host_and_port)
+    left = await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-1"])
+
+    assert list(kept.reported_replicas) == ["chat-0", "chat-1"]
+    assert list(left.missing_replicas) == [], "case 4: what is gone is in no sum, and nobody waits for it"
+
+
+# Observations
+
+
+async def test_a_role_never_observed_is_not_found(chat) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await get(chat.stub, pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE))
+
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert error_reason(raised.value) == "ROLE_NOT_OBSERVED"
+
+
+async def test_a_batch_names_what_is_missing(chat) -> None:
+    other = pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE)
+
+    some = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(keys=[other, CHAT, CHAT]), timeout=2)
+    everything = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(), timeout=2)
+
+    assert [item.service for item in some.observations] == ["chat"]
+    assert list(some.missing) == [other]
+    assert [(item.service, item.role) for item in everything.observations] == [("chat", types_pb2.ROLE_COLOCATED)]
+
+
+async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
+    await asyncio.sleep(0.5)
+    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
+    last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=2)
+
+    ends_ms = [item.window_end.ToMilliseconds() for item in response.observations]
+    assert len(ends_ms) >= 5
+    assert all(end_ms % 200 == 0 for end_ms in ends_ms), "windows are aligned to the store's clock"
+    assert ends_ms == sorted(set(ends_ms))
+    assert len(last_two.observations) == 2
+    middle = pb.QueryHistoryRequest(key=CHAT)
+    middle.start_time.FromMilliseconds(ends_ms[1])
+    middle.end_time.FromMilliseconds(ends_ms[3])
+    between = await chat.stub.QueryHistory(middle, timeout=2)
+    assert [item.window_end.ToMilliseconds() for item in between.observations] == ends_ms[1:3]
+
+
+async def test_a_watch_gives_a_snapshot_then_every_window(chat) -> None:
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
+    messages = []
+    async for message in stream:
+        messages.append(message)
+        if len(messages) == 4:
+            break
+    stream.cancel()
+
+    first, *rest = messages
+    assert [item.service for item in first.snapshot.observations] == ["chat"]
+    assert first.snapshot.revision > 0
+    ends_ms = [message.observation.window_end.ToMilliseconds() for message in rest]
+    assert [later - earlier for earlier, later in itertools.pairwise(ends_ms)] == [200, 200]
+    assert ends_ms[0] > first.snapshot.observations[0].window_end.ToMilliseconds()
+
+
+async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[DOOR]), timeout=10)
+    kinds = []
+    async for message in stream:
+        kinds.append(message.WhichOneof("event"))
+        if len(kinds) == 2:
+            break
+    stream.cancel()
+
+    assert kinds == ["snapshot", "bookmark"]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "fields"),
+    [
+        ("GetObservation", pb.GetObservationRequest(), ["key.service"]),
+        ("GetObservation", pb.GetObservationRequest(key=pb.RoleKey(service="chat", role=99)), ["key.role"]),
+        ("BatchGetObservations", pb.BatchGetObservationsRequest(keys=[pb.RoleKey(service="C")]), ["keys[0].service"]),
+        ("QueryHistory", pb.QueryHistoryRequest(key=CHAT, max_results=9999), ["max_results"]),
+        ("ListTargets", pb.ListTargetsRequest(service="C", page_size=1001), ["service", "page_size"]),
+        (
+            "ReportDemand",
+            pb.ReportDemandRequest(
+                demands=[
+                    pb.ServiceDemand(service="chat", interval_s=float("nan")),
+                    pb.ServiceDemand(service="chat", interval_s=1, arrivals=2**63),
+                ]
+            ),
+            ["gateway", "demands[0].interval_s", "demands[1].service", "demands[1].arrivals"],
+        ),
+    ],
+)
+async def test_what_does_not_parse_comes_back_with_one_violation_per_field(
+    start_collector, method, request_message, fields
+) -> None:
+    collector = await start_collector()
+
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await getattr(collector.stub, method)(request_message, timeout=5, wait_for_ready=True)
+
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert [item.field for item in field_violations(raised.value)] == fields
+
+
+# Demand
+
+
+async def test_gateways_demand_enters_at_the_front_door_and_expires(start_collector) -> None:
+    collector = await start_collector(demand_expiry_s=0.6)
+
+    async def report_for(seconds: float, gateway: str, held: int) -> None:
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            demand = pb.ServiceDemand(
+                service="chat", interval_s=0.1, arrivals=5, prompt_tokens=500, requested_output_tokens=50, held=held
+            )
+            await collector.stub.ReportDemand(
+                pb.ReportDemandRequest(gateway=gateway, demands=[demand]), timeout=5, wait_for_ready=True
+            )
+            await asyncio.sleep(0.1)
+
+    both = asyncio.gather(report_for(2.5, "gw-0", 3), report_for(2.5, "gw-1", 4))
+    found = await until(collector.stub, DOOR, lambda item: signal(item, pb.SIGNAL_HELD).value == 7.0)
+    rate = signal(found, pb.SIGNAL_ARRIVAL_RPS).value
+    await both
+    silent = await until(collector.stub, DOOR, lambda item: not signal(item, pb.SIGNAL_HELD).HasField("value"))
+
+    assert rate == pytest.approx(100.0, rel=0.2)
+    assert signal(silent, pb.SIGNAL_HELD).quality == types_pb2.QUALITY_MISSING
+    assert list(silent.missing_replicas) == ["gw-0", "gw-1"]
+
+
+# Actuators
+
+
+class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
+    """WatchReplicas alone: a snapshot at first, then what the test puts into each stream."""
+
+    def __init__(self) -> None:
+        self.replicas: list[actuator_pb2.Replica] = []
+        self.revision = 1
+        self.streams: list[asyncio.Queue[actuator_pb2.WatchReplicasResponse]] = []
+
+    def tell(self, message: actuator_pb2.WatchReplicasResponse) -> None:
+        for stream in self.streams:
+            stream.put_nowait(message)
+
+    async def WatchReplicas(self, request, context) -> AsyncIterator[actuator_pb2.WatchReplicasResponse]:
+        queue: asyncio.Queue[actuator_pb2.WatchReplicasResponse] = asyncio.Queue()
+        self.streams.append(queue)
+        yield actuator_pb2.WatchReplicasResponse(
+            snapshot=actuator_pb2.ReplicaSnapshot(replicas=self.replicas, revision=self.revision, cluster="east")
+        )
+        while True:
+            try:
+                yield await asyncio.wait_for(queue.get(), 0.2)
+            except TimeoutError:
+                yield actuator_pb2.WatchReplicasResponse(bookmark=actuator_pb2.ReplicaBookmark(revision=self.revision))
+
+
+@pytest.fixture
+async def actuator(free_ports) -> AsyncIterator[tuple[FakeActuator, str, RpcServer]]:
+    fake = FakeActuator()
+    (port,) = free_ports(1)
+    context = ServiceContext("actuator")
+    server = RpcServer(ServiceSettings(listen=f"127.0.0.1:{port}", drain_grace_s=0.1), context)
+    server.add(actuator_pb2_grpc.add_ActuatorServiceServicer_to_server, fake, "trimtab.actuator.v1.ActuatorService")
+    await server.start()
+    yield fake, f"127.0.0.1:{port}", server
+    await server.drain()
+
+
+def a_replica(name: str, address: str, *, routable: bool = True, revision: int = 1) -> actuator_pb2.Replica:
+    return actuator_pb2.Replica(
+        replica=name,
+        service="chat",
+        role=types_pb2.ROLE_COLOCATED,
+        address=address,
+        routable=routable,
+        revision=revision,
+        cluster="east",
+    )
+
+
+async def test_the_actuators_replicas_are_the_reference(
+    start_collector, page_server, vllm_page, actuator, tmp_path
+) -> None:
+    fake, address, _ = actuator
+    servers = [await page_server(serving(growing(vllm_page))) for _ in range(3)]
+    fake.replicas = [
+        a_replica("chat-0", servers[0].url),
+        a_replica("chat-1", servers[1].url, routable=False),
+        a_replica("chat-2", ""),
+    ]
+    fake.revision = 41
+    stray = write_targets(tmp_path / "t.json", stray=servers[2].host_and_port)
+    collector = await start_collector(actuators={"east": address}, targets_files=[stray])
+
+    found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 900)
+    listed = (await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets
+
+    assert decode(found).value == pytest.approx(1000, rel=0.15), "the hidden one and the stray are not counted"
+    assert list(found.reported_replicas) == ["chat-0"]
+    assert list(found.missing_replicas) == ["chat-2"], "routable without an address: counted, and not read"
+    assert dict(found.replica_revisions) == {"east": 41}
+    assert {item.target_id: (item.counted, item.state) for item in listed} == {
+        "chat-0": (True, pb.TARGET_STATE_UP),
+        "chat-1": (False, pb.TARGET_STATE_UP),
+        "chat-2": (True, pb.TARGET_STATE_PENDING),
+        "stray": (False, pb.TARGET_STATE_UP),
+    }
+
+
+async def test_changes_of_replicas_are_followed(start_collector, page_server, vllm_page, actuator) -> None:
+    fake, address, _ = actuator
+    servers = [await page_server(serving(growing(vllm_page))) for _ in range(2)]
+    fake.replicas = [a_replica("chat-0", servers[0].url)]
+    collector = await start_collector(actuators={"east": address})
+    await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-0"])
+
+    fake.revision = 2
+    fake.tell(actuator_pb2.WatchReplicasResponse(changed=a_replica("chat-1", servers[1].url, revision=2)))
+    both = await until(collector.stub, CHAT, lambda item: len(item.reported_replicas) == 2)
+    fake.revision = 3
+    fake.tell(actuator_pb2.WatchReplicasResponse(removed=actuator_pb2.ReplicaRemoved(replica="chat-0", revision=3)))
+    one = await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-1"])
+
+    assert dict(both.replica_revisions) == {"east": 2}
+    assert dict(one.replica_revisions) == {"east": 3}
+    assert list(one.missing_replicas) == []
+
+
+async def test_a_lost_actuator_keeps_its_last_replicas_and_says_so(
+    start_collector, page_server, vllm_page, actuator, free_ports
+) -> None:
+    fake, address, server = actuator
+    page = await page_server(serving(growing(vllm_page)))
+    fake.replicas = [a_replica("chat-0", page.url)]
+    collector = await start_collector(actuators={"east": address}, actuator_lost_after_s=0.5)
+    await until(collector.stub, CHAT, OK)
+
+    await server.drain()
+    registry = collector.context.registry
+    give_up = time.monotonic() + 5
+    while registry.get_sample_value("trimtab_collector_actuator_connected", {"cluster": "east"}) != 0.0:
+        assert time.monotonic() < give_up, "the loss was never told"
+        await asyncio.sleep(0.05)
+
+    after = await get(collector.stub, CHAT)
+    assert list(after.reported_replicas) == ["chat-0"]
+    assert decode(after).value == pytest.approx(1000, rel=0.15)
+
+
+async def test_the_collector_waits_for_an_actuator_that_comes_later(
+    start_collector, page_server, vllm_page, free_ports
+) -> None:
+    (port,) = free_ports(1)
+    page = await page_server(serving(growing(vllm_page)))
+    collector = await start_collector(actuators={"east": f"127.0.0.1:{port}"}, actuator_lost_after_s=0.3)
+    await asyncio.sleep(0.5)
+    fake = FakeActuator()
+    fake.replicas = [a_replica("chat-0", page.url)]
+    server = RpcServer(ServiceSettings(listen=f"127.0.0.1:{port}", drain_grace_s=0.1), ServiceContext("actuator"))
+    server.add(actuator_pb2_grpc.add_ActuatorServiceServicer_to_server, fake, "trimtab.actuator.v1.ActuatorService")
+    await server.start()
+    try:
+        found = await until(collector.stub, CHAT, OK)
+    finally:
+        await server.drain()
+
+    assert list(found.reported_replicas) == ["chat-0"]
+
+
+# The store
+
+
+async def test_the_newest_sample_of_each_replica_is_in_one_hash_per_role(chat, store) -> None:
+    found = await store.redis.hgetall(keys.latest_samples("chat", "ROLE_COLOCATED"))
+
+    samples = {name.decode(): pb.ReplicaSample.FromString(data) for name, data in found.items()}
+    assert sorted(samples) == ["chat-0", "chat-1"]
+    sample = samples["chat-0"]
+    assert sample.state == pb.TARGET_STATE_UP
+    assert sample.awake
+    assert sample.generation_tokens_total > 0
+    values = {item.signal: item.measurement for item in sample.signals}
+    assert values[pb.SIGNAL_DECODE_TPS].value == pytest.approx(1000, rel=0.15)
+    assert values[pb.SIGNAL_RUNNING].value == 2.0
+    assert values[pb.SIGNAL_PREFIX_HIT_RATIO].quality == types_pb2.QUALITY_MISSING
+
+
+async def test_a_store_that_is_away_costs_its_windows_and_no_counts(
+    start_collector, page_server, vllm_page, tmp_path, own_store
+) -> None:
+    page = await page_server(serving(growing(vllm_page)))
+    path = write_targets(tmp_path / "t.json", chat_0=page.host_and_port)
+    collector = await start_collector(targets_files=[path], store_url=own_store.url)
+    await until(collector.stub, CHAT, OK)
+
+    own_store.stop()
+    before = len(page.requests)
+    await asyncio.sleep(1.2)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await get(collector.stub, CHAT)
+    assert len(page.requests) - before >= 4, "scraping goes on"
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert error_reason(raised.value) == "STORE_UNAVAILABLE"
+    own_store.start()
+    resumed_ms = time.time() * 1000
+    back = await until(collector.stub, CHAT, lambda item: item.window_end.ToMilliseconds() > resumed_ms)
+    history = await collector.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
+
+    assert decode(back).quality == types_pb2.QUALITY_OK
+    assert decode(back).value == pytest.approx(1000, rel=0.15), "counters went on in memory"
+    ends_ms = [item.window_end.ToMilliseconds() for item in history.observations]
+    gaps_ms = [later - earlier for earlier, later in itertools.pairwise(ends_ms)]
+    assert max(gaps_ms) >= 1000, "the windows inside the gap are missing, not made up"
+
+
+async def test_the_collector_waits_for_a_store_that_comes_later(
+    start_collector, page_server, vllm_page, tmp_path, own_store
+) -> None:
+    own_store.stop()
+    page = await page_server(serving(growing(vllm_page)))
+    path = write_targets(tmp_path / "t.json", chat_0=page.host_and_port)
+    collector = await start_collector(targets_files=[path], store_url=own_store.url)
+    await asyncio.sleep(0.3)
+    assert not collector.task.done()
+    own_store.start()
+
+    found = await until(collector.stub, CHAT, OK)
+
+    assert list(found.reported_replicas) == ["chat-0"]
+
+
+async def test_partials_of_two_collectors_are_merged(start_collector, page_server, vllm_page, tmp_path) -> None:
+    servers = [await page_server(serving(growing(vllm_page, tps=tps))) for tps in (1000.0, 500.0)]
+    for number, server in enumerate(servers):
+        path = write_targets(tmp_path / f"{number}.json", **{f"chat_{number}": server.host_and_port})
+        collector = await start_collector(targets_files=[path], collector_name=f"collector-{number}")
+
+    found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 1400)
+
+    assert list(found.reported_replicas) == ["chat-0", "chat-1"]
+    assert decode(found).value == pytest.approx(1500, rel=0.15)
+
+
+# /metrics
+
+
+async def test_aggregate_series_are_on_the_collectors_own_metrics(chat) -> None:
+    sample = chat.context.registry.get_sample_value
+    role = {"service": "chat", "role": "colocated"}
+
+    assert sample("trimtab_signal", role | {"signal": "decode_tps"}) == pytest.approx(2000, rel=0.15)
+    assert sample("trimtab_signal_quality", role | {"signal": "decode_tps", "quality": "ok"}) == 1
+    assert sample("trimtab_signal", role | {"signal": "prefix_hit_ratio"}) is None
+    assert sample("trimtab_role_replicas", role | {"reported": "yes"}) == 2
+    assert sample("trimtab_collector_targets", {"state": "up"}) == 2
+    assert sample("trimtab_collector_scrapes_total", {"state": "up"}) >= 4
