@@ -33,11 +33,13 @@ SCALED_SERVICE = "assist"
 FOOTPRINT_GPUS = {"chat": 1, "code": 1, "reason": 2}
 POOL_GPUS = 8
 
-# Replicas' worth of load (see REPLICA_RPS) while a model is hot and while it is not. GPUs at any time, at the target
-# utilisation: chat or code hot 4 + 1.1 + 2 · 0.6, reason hot 1.1 + 1.1 + 2 · 2.1.
-HOT_REPLICAS = {"chat": 3.6, "code": 3.6, "reason": 1.9}
-COLD_REPLICAS = {"chat": 0.7, "code": 0.7, "reason": 0.35}
-ROUNDS = 1
+# Replicas' worth of load (see `_replica_rps`) while a model is hot and while it is not. GPUs of work at any time: chat or
+# code hot 3.6 + 0.4 + 2 · 0.25, reason hot 0.4 + 0.4 + 2 · 1.7: a bit more than half of the eight.
+HOT_REPLICAS = {"chat": 3.6, "code": 3.6, "reason": 1.7}
+COLD_REPLICAS = {"chat": 0.4, "code": 0.4, "reason": 0.25}
+# A model stays hot for about this long; a transfer takes a few seconds, so shorter phases would show nothing else.
+PHASE_S = 40.0
+LEAST_PHASES = 2
 LONGEST_RAMP_S = 8.0
 
 PROMPT = Lengths(mean_tokens=2400, cv=0.5, min_tokens=200, max_tokens=8000)
@@ -96,8 +98,9 @@ def _replica_rps() -> float:
 
 def _pool_curves(duration_s: float) -> dict[str, Curve]:
     """Replicas' worth of load of each of the pool's services."""
-    ramp_s = min(LONGEST_RAMP_S, duration_s / len(POOL_SERVICES) / ROUNDS / 3)
-    shape = rotating(POOL_SERVICES, duration_s=duration_s, hot=1.0, cold=0.0, ramp_s=ramp_s, rounds=ROUNDS)
+    phases = max(LEAST_PHASES, int(duration_s // PHASE_S))
+    ramp_s = min(LONGEST_RAMP_S, duration_s / phases / 3)
+    shape = rotating(POOL_SERVICES, duration_s=duration_s, hot=1.0, cold=0.0, ramp_s=ramp_s, phases=phases)
     return {
         name: Curve(
             tuple(

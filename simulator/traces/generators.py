@@ -103,19 +103,19 @@ def generate(loads: Sequence[ServiceLoad], *, duration_s: float, seed: int) -> l
 
 
 def rotating(
-    names: Sequence[str], *, duration_s: float, hot: float, cold: float, ramp_s: float, rounds: int = 1
+    names: Sequence[str], *, duration_s: float, hot: float, cold: float, ramp_s: float, phases: int
 ) -> dict[str, Curve]:
-    """Values that are `hot` for one name at a time and `cold` for the others, each in turn, `rounds` times.
+    """Values that are `hot` for one name at a time and `cold` for the others, each in turn, over equal phases.
 
     A change takes `ramp_s`, in which one falls as the next rises. Raises ValueError when phases are shorter than it.
     """
-    phase_s = duration_s / (len(names) * rounds)
+    phase_s = duration_s / phases
     if not 0 <= ramp_s <= phase_s:
         raise ValueError(f"a ramp of {ramp_s} s does not fit into phases of {phase_s:.1f} s")
     curves = {}
     for index, name in enumerate(names):
         points = [(0.0, hot if index == 0 else cold)]
-        for phase in range(1, len(names) * rounds):
+        for phase in range(1, phases):
             now_hot, was_hot = phase % len(names) == index, (phase - 1) % len(names) == index
             if now_hot != was_hot:
                 start_s = phase * phase_s

@@ -201,7 +201,7 @@ def test_rotation_has_one_hot_name_at_a_time():
         [1, 1, 5],
     ]
     assert [curves[name].at(33) for name in "abc"] == [3, 3, 1]
-    assert rotating(["a", "b"], duration_s=40, hot=2, cold=0, ramp_s=0, rounds=2)["a"].at(25) == 2
+    assert rotating(["a", "b"], duration_s=40, hot=2, cold=0, ramp_s=0, phases=4)["a"].at(25) == 2
     with pytest.raises(ValueError, match="does not fit"):
         rotating(["a", "b"], duration_s=10, hot=1, cold=0, ramp_s=6)
 
