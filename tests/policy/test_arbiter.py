@@ -1,0 +1,247 @@
+"""The arbiter: who receives, who gives, in which order, and what forbids it."""
+
+import pytest
+
+from policy_engine.core.arbiter import arbitrate
+from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
+from policy_engine.core.guards import GuardState
+from policy_engine.core.overlay import OverlayReplica
+from policy_engine.core.tss import Share
+from policy_engine.core.vocabulary import ClampKind, MemberKey, Region, Rule
+from trimtab.words import LifeCycle, Role
+
+
+def key(name):
+    return MemberKey(name, Role.COLOCATED)
+
+
+def share(z, *, idle=False, fit=True, release=True):
+    region = Region.SURPLUS if idle or (z or 0) > 1.3 else Region.CRITICAL if (z or 0) < 0.8 else Region.NOMINAL
+    return Share(z, region, idle, not idle, 0.0 if idle else 10.0, None, fit, release)
+
+
+def member(name, z, *, low=1, high=8, ago_s=None, soft="", hard="", priority=0, **more):
+    return MemberState(key(name), low, high, priority, share(z, **more), GuardState(soft or hard, hard), ago_s)
+
+
+def arena(members, awake, *, gpus=4, sizes=None, facts=None, barred=(), residence_s=20.0):
+    """One node; every member has a replica on every aligned set, called like `chat-0`."""
+    sizes = sizes or {}
+    overlay = []
+    for item in members:
+        size = sizes.get(item.key.service, 1)
+        overlay += [
+            OverlayReplica(f"{item.key.service}-{first}", item.key, "m", "", "n", tuple(range(first, first + size)))
+            for first in range(0, gpus - size + 1, size)
+        ]
+    states = {item.replica: LifeCycle.ACTIVE if item.replica in awake else LifeCycle.SLEEPING for item in overlay}
+    loads = dict.fromkeys(states, 0)
+    for name, (life_cycle, load) in (facts or {}).items():
+        states[name], loads[name] = life_cycle, load
+    return Arena(
+        overlay=tuple(overlay),
+        awake=tuple(sorted(awake)),
+        members=tuple(members),
+        replicas=tuple(
+            ReplicaFacts(name, state, state == LifeCycle.ACTIVE, loads[name]) for name, state in sorted(states.items())
+        ),
+        residence_s=residence_s,
+        barred=frozenset(barred),
+    )
+
+
+def moves(verdict):
+    if verdict.transition is None:
+        return None
+    return (
+        sorted(change.replica for change in verdict.transition.releases),
+        sorted(change.replica for change in verdict.transition.wakes),
+    )
+
+
+def fast(scene):
+    return arbitrate(scene, fast_due=True, slow_due=False)
+
+
+def slow(scene):
+    return arbitrate(scene, fast_due=False, slow_due=True)
+
+
+def test_a_critical_member_takes_from_one_in_surplus():
+    verdict = fast(arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2", "code-3"}))
+    assert moves(verdict) == (["code-1"], ["chat-1"])
+    assert verdict.rule == Rule.RESCUE_CRITICAL
+    assert [(item.donor, item.taken) for item in verdict.candidates] == [("", False), ("code", True)]
+
+
+def test_idle_gpus_come_before_donors():
+    verdict = fast(arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2"}))
+    assert moves(verdict) == ([], ["chat-3"])
+    assert verdict.rule == Rule.RESCUE_CRITICAL
+
+
+def test_own_held_replicas_come_before_donors():
+    facts = {"chat-1": (LifeCycle.DRAINING, 0)}
+    verdict = fast(arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-2", "code-3"}, facts=facts))
+    assert moves(verdict) == ([], ["chat-1"])
+
+
+def test_another_members_straggler_keeps_its_gpu_from_being_idle():
+    facts = {"code-1": (LifeCycle.DRAINING, 3)}
+    verdict = fast(arena([member("chat", 0.4), member("code", 1.0)], {"chat-0", "code-2", "code-3"}, facts=facts))
+    assert moves(verdict) is None
+
+
+def test_hard_guards_preempt_lower_z():
+    members = [member("chat", 0.3), member("code", 1.1, hard="TTFT"), member("idle", 3.0, idle=True)]
+    verdict = fast(arena(members, {"chat-0", "code-1", "idle-2", "idle-3"}))
+    assert verdict.rule == Rule.RESCUE_HARD_GUARD
+    assert verdict.receiver == key("code")
+
+
+def test_the_lowest_z_is_rescued_first():
+    members = [member("a", 0.5), member("b", 0.2), member("c", 3.0, idle=True)]
+    assert fast(arena(members, {"a-0", "b-1", "c-2", "c-3"})).receiver == key("b")
+
+
+def test_priority_breaks_a_tie():
+    members = [member("a", 0.5), member("b", 0.5, priority=5), member("c", 3.0, idle=True)]
+    assert fast(arena(members, {"a-0", "b-1", "c-2", "c-3"})).receiver == key("b")
+
+
+@pytest.mark.parametrize(
+    ("donor", "kind", "words"),
+    [
+        (member("code", 4.0, low=3), ClampKind.MIN_REPLICAS, "floor of 3"),
+        (member("code", 4.0, soft="KV usage"), ClampKind.LATENCY_BRAKE, "KV usage"),
+        (member("code", 4.0, ago_s=5.0), ClampKind.SCALE_IN_COOLING, "5 s ago"),
+        (member("code", 4.0, release=False), ClampKind.SIGNAL_QUALITY, "not fit"),
+        (member("code", 0.85), None, "would fall to 0.46"),
+    ],
+)
+def test_what_forbids_a_donor(donor, kind, words):
+    verdict = fast(arena([member("chat", 0.6), donor], {"chat-0", "code-1", "code-2", "code-3"}))
+    assert moves(verdict) is None
+    assert "nothing can serve it" in verdict.holding
+    left = next(item for item in verdict.candidates if item.donor == "code")
+    assert words in left.reason
+    assert {clamp.kind for clamp in verdict.clamps} == ({kind} if kind else set())
+
+
+def test_residence_ends():
+    members = [member("chat", 0.4), member("code", 4.0, ago_s=20.0)]
+    assert moves(fast(arena(members, {"chat-0", "code-1", "code-2", "code-3"}))) is not None
+
+
+def test_a_deficit_is_not_swapped_for_another():
+    """Rebalancing leaves the donor above 1; a rescue leaves it above the receiver."""
+    members = [member("chat", 0.9), member("code", 1.6)]
+    awake = {"chat-0", "chat-1", "code-2", "code-3"}
+    assert moves(slow(arena(members, awake))) is None  # 1.6 · 0.5^1.5 = 0.57
+    richer = [member("chat", 0.9), member("code", 3.0)]
+    assert moves(slow(arena(richer, awake))) == (["code-2"], ["chat-2"])
+    rescue = [member("chat", 0.5), member("code", 1.6)]
+    assert moves(fast(arena(rescue, awake))) == (["code-2"], ["chat-2"])
+
+
+def test_the_least_loaded_replica_is_taken():
+    facts = {"code-1": (LifeCycle.ACTIVE, 7), "code-2": (LifeCycle.ACTIVE, 2), "code-3": (LifeCycle.ACTIVE, 5)}
+    scene = arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2", "code-3"}, facts=facts)
+    assert moves(fast(scene)) == (["code-2"], ["chat-2"])
+
+
+def test_a_two_gpu_wake_releases_the_pair_that_two_services_hold():
+    members = [member("big", 0.3), member("a", 4.0), member("b", 4.0)]
+    awake = {"big-0", "a-2", "b-3", "a-4", "a-5", "b-6", "b-7"}
+    facts = dict.fromkeys(("a-4", "a-5", "b-6", "b-7"), (LifeCycle.ACTIVE, 9))
+    verdict = fast(arena(members, awake, gpus=8, sizes={"big": 2}, facts=facts))
+    assert moves(verdict) == (["a-2", "b-3"], ["big-2"])
+    assert [item.donor for item in verdict.candidates if item.taken] == ["a + b"]
+
+
+def test_one_large_release_makes_room_for_two_small_wakes():
+    members = [member("small", 0.3), member("big", 5.0)]
+    verdict = fast(arena(members, {"small-0", "small-1", "big-2", "big-4", "big-6"}, gpus=8, sizes={"big": 2}))
+    assert moves(verdict) == (["big-2"], ["small-2", "small-3"])
+
+
+def test_the_second_wake_stays_below_the_ceiling():
+    members = [member("small", 0.3, high=3), member("big", 5.0)]
+    verdict = fast(arena(members, {"small-0", "small-1", "big-2", "big-4", "big-6"}, gpus=8, sizes={"big": 2}))
+    assert moves(verdict) == (["big-2"], ["small-2"])
+
+
+def test_a_member_at_its_ceiling_receives_nothing():
+    verdict = fast(arena([member("chat", 0.2, high=1), member("code", 4.0)], {"chat-0", "code-1", "code-2"}))
+    assert moves(verdict) is None or verdict.receiver != key("chat")
+    assert any("ceiling" in item.reason for item in verdict.candidates)
+
+
+def test_idle_gpus_go_to_the_lowest_z_with_demand():
+    members = [member("chat", 2.0), member("code", 1.5), member("rest", 1.4, idle=True)]
+    awake = {"chat-0", "code-1", "rest-2"}
+    assert moves(fast(arena(members, awake))) is None
+    verdict = slow(arena(members, awake))
+    assert moves(verdict) == ([], ["code-3"])
+    assert verdict.rule == Rule.IDLE_GPU
+
+
+def test_nobody_without_demand_gets_idle_gpus():
+    members = [member("chat", 2.0, idle=True), member("code", 1.5, idle=True)]
+    assert moves(slow(arena(members, {"chat-0", "code-1"}))) is None
+
+
+def test_a_rescue_that_found_a_source_excludes_the_slow_loop():
+    members = [member("a", 0.3), member("b", 0.9), member("c", 9.0)]
+    verdict = arbitrate(arena(members, {"a-0", "b-1", "c-2", "c-3"}), fast_due=True, slow_due=True)
+    assert verdict.rule == Rule.RESCUE_CRITICAL
+    assert len(verdict.transition.wakes) == 1
+
+
+def test_a_rescue_that_nothing_can_serve_does_not_hold_the_slow_loop():
+    members = [member("a", 0.3, high=1), member("b", 0.9), member("c", 9.0)]
+    verdict = arbitrate(arena(members, {"a-0", "b-1", "c-2", "c-3"}), fast_due=True, slow_due=True)
+    assert verdict.rule == Rule.REBALANCE
+    assert verdict.receiver == key("b")
+
+
+def test_floor_repair_and_lowered_ceilings():
+    raised = fast(arena([member("chat", 2.0, low=2), member("code", 2.0)], {"chat-0", "code-1", "code-2", "code-3"}))
+    assert raised.rule == Rule.FLOOR_REPAIR
+    assert raised.receiver == key("chat")
+    lowered = fast(arena([member("chat", 2.0, high=1), member("code", 2.0)], {"chat-0", "chat-1", "code-2"}))
+    assert lowered.rule == Rule.BOUNDS
+    assert moves(lowered) == (["chat-0"], [])
+
+
+def test_lost_capacity_is_rescued_while_it_is_felt():
+    facts = {"chat-0": (LifeCycle.FAILED, 0)}
+    awake = {"chat-0", "chat-1", "code-2"}
+    felt = fast(arena([member("chat", 0.9), member("code", 2.0)], awake, facts=facts))
+    assert felt.rule == Rule.RESCUE_LOST_CAPACITY
+    assert moves(felt) == ([], ["chat-3"])
+    unfelt = fast(arena([member("chat", 1.5), member("code", 2.0)], awake, facts=facts))
+    assert moves(unfelt) is None
+
+
+def test_a_failed_replica_does_not_count_towards_the_donors_floor():
+    facts = {"code-1": (LifeCycle.FAILED, 0)}
+    members = [member("chat", 0.3), member("code", 5.0, low=2)]
+    verdict = fast(arena(members, {"chat-0", "code-1", "code-2", "code-3"}, facts=facts))
+    assert moves(verdict) is None
+
+
+def test_barred_replicas_are_left_alone():
+    members = [member("chat", 0.4), member("code", 4.0)]
+    awake = {"chat-0", "code-1", "code-2", "code-3"}
+    assert moves(fast(arena(members, awake, barred=["chat-1", "code-2"]))) == (["code-3"], ["chat-3"])
+
+
+def test_an_idle_donor_with_floor_zero_may_give_its_last():
+    members = [member("chat", 0.4), member("code", 3.0, idle=True, low=0)]
+    assert moves(fast(arena(members, {"chat-0", "chat-1", "chat-2", "code-3"}))) == (["code-3"], ["chat-3"])
+
+
+def test_an_unfit_share_is_not_rescued_by_its_z():
+    members = [member("chat", 0.2, fit=False), member("code", 4.0)]
+    assert moves(fast(arena(members, {"chat-0", "code-1", "code-2", "code-3"}))) is None
