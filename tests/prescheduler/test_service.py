@@ -80,6 +80,7 @@ async def prescheduler(store: Store, url: str, port: int, *actuators, **more) ->
             "actuators": {item.cluster: item.address for item in actuators},
             "cycle_s": 0.2,
             "kick_poll_s": 0.05,
+            "retry_placement_s": 0.1,
             "actuator_timeout_s": 1.0,
             "lease_ttl_s": 1.0,
             "drain_grace_s": 0.2,
@@ -333,6 +334,7 @@ async def test_bad_call_names_every_field(store, store_url, free_port, start_act
     actuator, _ = await start_actuator("a", ROWS)
     async with prescheduler(store, store_url, free_port, actuator) as running:
         bad = scheduler_pb2.ScalingRequest(service="Not A Name", allow_partial=True)
+        bad.create_time.seconds = -(10**15)
         bad.roles.add(role=P, replicas=1, gpus_per_replica=65, model="m")
         bad.roles.add(role=P, replicas=1, gpus_per_replica=1, ratio_part=1)
         bad.roles.add(replicas=20_000, gpus_per_replica=1, ratio_part=1, model="m")
@@ -348,6 +350,7 @@ async def test_bad_call_names_every_field(store, store_url, free_port, start_act
         "requests[0].roles[1].model",
         "requests[0].roles[2].role",
         "requests[0].roles[2].replicas",
+        "requests[0].create_time",
         "requests[0].decision_id",
         "requests[0].fencing.writer",
         "requests[0].expire_time",

@@ -13,6 +13,8 @@ from prescheduler.core.model import (
     ServiceResult,
     SubgroupClass,
 )
+from prescheduler.core.pacing import note_placements
+from prescheduler.core.plan import plan_cycle
 from prescheduler.core.settle import settle
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from prescheduler.shell import wire
@@ -108,3 +110,35 @@ def test_what_an_actuator_refuses_is_not_reported_as_done(writes, outcome, const
 def test_results_survive_the_store() -> None:
     result = result_of(Outcome.PARTIAL, change("a"), constraint=Constraint.AFFINITY, detail="x")
     assert wire.result_from_wire(wire.result_to_wire(result)) == result
+
+
+def test_replicas_that_never_come_to_life_are_placed_ever_more_rarely(fleet) -> None:
+    """The actuator takes away what cannot be created; without a pace each cycle would place it again."""
+    inventory = fleet.cluster("a", [("s2-0", "s1-0", "n0", "H20", 8, 8)])
+    paces, placed_at = {}, []
+    for second in range(0, 200, 5):
+        request = fleet.request(fleet.role(Role.COLOCATED, 1))
+        plan = plan_cycle([inventory], [request], now_s=float(second), paces=paces)
+        paces = note_placements(paces, plan, now_s=float(second), first_wait_s=10.0)
+        (result,) = plan.results
+        if result.outcome is Outcome.PLACED:
+            placed_at.append(second)
+        elif second == 35:
+            held = result
+    assert placed_at == [0, 10, 30, 70, 150]
+    assert held.outcome is Outcome.HELD
+    assert held.detail == (
+        "placed 3 times for this decision, and replicas are missing again; next try at 1970-01-01T00:01:10+00:00"
+    )
+    there = [fleet.replica(name, Role.COLOCATED, "n0") for name in paces["chat"].replicas]
+    grown = fleet.cluster("a", [("s2-0", "s1-0", "n0", "H20", 8, 7)], there)
+    (bit_by_bit,) = plan_cycle(
+        [grown], [fleet.request(fleet.role(Role.COLOCATED, 2))], now_s=155.0, paces=paces
+    ).results
+    (other,) = plan_cycle(
+        [inventory], [fleet.request(fleet.role(Role.COLOCATED, 1), decision_id="d-2")], now_s=155.0, paces=paces
+    ).results
+    (later,) = plan_cycle([inventory], [request], now_s=2000.0, paces=paces).results
+    later_paces = note_placements(paces, Plan(results=(later,)), now_s=2000.0, first_wait_s=10.0)
+    assert {bit_by_bit.outcome, other.outcome, later.outcome} == {Outcome.PLACED}
+    assert later_paces["chat"].placements == 1

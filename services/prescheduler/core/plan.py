@@ -7,9 +7,9 @@ replicas and requests are given changes nothing.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from math import inf
 
+from prescheduler.core.admission import admission, clock_text, held
 from prescheduler.core.candidates import Candidate, Search
 from prescheduler.core.capacity import Capacity
 from prescheduler.core.denial import explain
@@ -29,6 +29,7 @@ from prescheduler.core.model import (
     ScalingRequest,
     ServiceResult,
 )
+from prescheduler.core.pacing import Pace, wait_until
 from prescheduler.core.packing import Need
 from prescheduler.core.scale_in import plan_scale_in
 from prescheduler.core.tree import Tree, build_tree
@@ -41,23 +42,28 @@ def plan_cycle(
     now_s: float,
     missing: Sequence[MissingCluster] = (),
     highest_tokens: Mapping[str, int] | None = None,
+    paces: Mapping[str, Pace] | None = None,
 ) -> Plan:
     """Serve every request once. ``now_s`` is the store's clock; ``highest_tokens`` the highest fencing token by writer.
 
-    At most one request per service. Raises ``InventoryError`` when a node table contradicts itself.
+    ``paces``: how often services have placed lately (``pacing``). At most one request per service. Raises
+    ``InventoryError`` when a node table contradicts itself.
     """
     tree = build_tree(inventories)
+    lost = tuple(sorted(missing, key=lambda item: item.cluster))
     cycle = _Cycle(
         capacity=Capacity(tree),
         groups=index_groups(tree, inventories),
         names={replica.name for inventory in inventories for replica in inventory.replicas},
-        missing=tuple(sorted(missing, key=lambda item: item.cluster)),
-        reachable=bool(inventories),
+        live={item.name for inventory in inventories for item in inventory.replicas if not item.leaving},
+        missing=lost,
+        paces=paces or {},
+        now_s=now_s,
     )
     results = []
     for request in sorted(requests, key=_rank):
-        held = _admission(request, now_s, highest_tokens or {}, cycle)
-        results.append(held if held is not None else _serve(cycle, request))
+        refusal = admission(request, now_s, highest_tokens or {}, lost, reachable=bool(inventories))
+        results.append(refusal if refusal is not None else _serve(cycle, request))
     return Plan(results=tuple(results))
 
 
@@ -72,8 +78,10 @@ class _Cycle:
     capacity: Capacity
     groups: dict[str, tuple[GroupState, ...]]
     names: set[str]
+    live: set[str]
     missing: tuple[MissingCluster, ...]
-    reachable: bool
+    paces: Mapping[str, Pace]
+    now_s: float
     ordinals: dict[tuple[str, Role], int] = field(default_factory=dict)
 
     @property
@@ -102,48 +110,20 @@ class _Changes:
         return tuple(self.found[key] for key in sorted(self.found))
 
 
-def _admission(
-    request: ScalingRequest, now_s: float, highest_tokens: Mapping[str, int], cycle: _Cycle
-) -> ServiceResult | None:
-    """Why a request is not served at all; None when it is."""
-    highest = highest_tokens.get(request.writer, 0)
-    if request.token < highest:
-        return _held(
-            request,
-            Constraint.FENCED_OFF,
-            f"token {request.token} of {request.writer} is fenced off: {highest} is newer",
-        )
-    if request.expires_s is not None and request.expires_s <= now_s:
-        expired = datetime.fromtimestamp(request.expires_s, UTC).isoformat(timespec="seconds")
-        return _held(request, Constraint.EXPIRED, f"expired at {expired}; nothing is placed or removed")
-    for lost in cycle.missing:
-        holds = request.service in lost.services if lost.known else lost.cluster in request.clusters
-        if holds or not cycle.reachable:
-            what = f"holds replicas of {request.service}" if lost.known and holds else "may hold some of it"
-            return _held(
-                request,
-                Constraint.CLUSTER_UNREACHABLE,
-                f"cluster {lost.cluster} did not answer ({lost.error}) and {what}; nothing is placed or removed",
-            )
-    return None
-
-
-def _held(request: ScalingRequest, constraint: Constraint, detail: str) -> ServiceResult:
-    return ServiceResult(
-        service=request.service,
-        decision_id=request.decision_id,
-        outcome=Outcome.HELD,
-        constraint=constraint,
-        detail=detail,
-    )
-
-
 def _serve(cycle: _Cycle, request: ScalingRequest) -> ServiceResult:
     roles = sorted(request.roles, key=lambda item: ROLE_ORDER[item.role])
     groups = cycle.groups.get(request.service, ())
     present = {item.role: sum(group.count(item.role) for group in groups) for item in roles}
     changes = _Changes()
     wanted = {item.role: max(0, item.replicas - present[item.role]) for item in roles}
+    pace = wait_until(cycle.paces, request.service, request.decision_id, cycle.now_s)
+    if any(wanted.values()) and pace is not None and not pace.replicas <= cycle.live:
+        times = "once" if pace.placements == 1 else f"{pace.placements} times"
+        return held(
+            request,
+            Constraint.NONE,
+            f"placed {times} for this decision, and replicas are missing again; next try at {clock_text(pace.next_s)}",
+        )
     placed, constraint, detail = _scale_out(cycle, request, roles, wanted, changes)
     denied = any(wanted.values()) and not any(placed.values())
     surplus = {

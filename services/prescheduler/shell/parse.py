@@ -1,5 +1,7 @@
 """Parses what callers and the policy engine ask for into the core's types, field by field."""
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from prescheduler.core.model import Level, Role, RoleRequest, ScalingRequest
 from prescheduler.core.tree import MAX_GPUS_PER_NODE
 from prescheduler.shell.wire import seconds
@@ -12,6 +14,7 @@ MAX_REPLICAS = 10_000
 MAX_ROLES = 8
 MAX_GPU_TYPES = 32
 MAX_PRIORITY = 1_000_000
+_LAST_SECOND = 253_402_300_799
 
 
 def parse_schedule(
@@ -59,6 +62,9 @@ def parse_request(message: scheduler_pb2.ScalingRequest, violations: Violations)
                 f"roles[{index}].role", all(other.role is not role.role for other in roles), "is asked for twice"
             )
             roles.append(role)
+    for name in ("create_time", "expire_time"):
+        stamp: Timestamp = getattr(message, name)
+        violations.require(name, 0 <= stamp.seconds <= _LAST_SECOND, "is not a time between 1970 and 9999")
     for cluster in sorted(message.replica_revisions):
         violations.bounded_string("replica_revisions", cluster, max_length=253)
     if len(violations.found) > before:

@@ -13,6 +13,7 @@ import structlog
 
 from prescheduler.core.groups import list_groups
 from prescheduler.core.model import MissingCluster, Outcome, Plan, ScalingRequest, ServiceResult
+from prescheduler.core.pacing import Pace, note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.settle import settle
 from prescheduler.core.tree import build_tree
@@ -77,6 +78,7 @@ class Scheduler:
         self._newest: View | None = None
         self._counter = 0
         self._retry_soon = False
+        self._paces: dict[str, Pace] = {}
 
     # The beat
 
@@ -185,6 +187,7 @@ class Scheduler:
             now_s=now_s,
             missing=missing,
             highest_tokens=dict(self._highest_tokens),
+            paces=self._paces,
         )
         self._metrics.plan_duration.observe(time.monotonic() - plan_started)
         plan = Plan(results=(*plan.results, *(_broken(service, broken[service]) for service in sorted(broken))))
@@ -203,6 +206,10 @@ class Scheduler:
         await self._load()
         report = await self._plan(requests, broken=broken, tokens=tokens)
         plan = await self._apply(report.plan, report.view)
+        if standing:
+            self._paces = note_placements(
+                self._paces, plan, now_s=self._clock.now_s(), first_wait_s=self._settings.retry_placement_s
+            )
         self._metrics.count(plan)
         self._metrics.silent_clusters.set(len(report.view.silent))
         cycle = self._cycle_message(plan, report.view, started)

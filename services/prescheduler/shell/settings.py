@@ -20,5 +20,8 @@ class PreSchedulerSettings(ServiceSettings):
     kick_poll_s: float = Field(0.5, ge=0.05, le=60, description="how often to look for changed requests in between")
     actuator_timeout_s: float = Field(2.0, gt=0, le=60, description="a cluster that takes longer is left out")
     placement_ttl_s: float = Field(10.0, gt=0, le=600, description="an actuator refuses a placement older than this")
+    retry_placement_s: float = Field(
+        5.0, ge=0, le=600, description="wait before a decision places replicas again that are gone; doubles each time"
+    )
     lease_ttl_s: float = Field(3.0, ge=0.3, le=60, description="how long a leader that fell silent stays leader")
     kept_cycles: int = Field(1000, ge=1, le=100_000, description="cycles kept in the store")
