@@ -131,7 +131,7 @@ async def post_replica(request: web.Request) -> web.Response:
 async def delete_replica(request: web.Request) -> web.Response:
     """DELETE /replicas/{replica}: answers when the server has ended."""
     name = request.match_info["replica"]
-    if not await asyncio.shield(request.app[FLEET_KEY].delete(name)):
+    if not await request.app[FLEET_KEY].delete(name):
         raise _NotFoundError(f"replica {name!r} is not known")
     return _json({"replica": name})
 

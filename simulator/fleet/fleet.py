@@ -6,6 +6,7 @@ again on the same ports; their counters begin at zero, as those of restarted ser
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -22,7 +23,7 @@ from simulator.core.memory import GpuId, GpuMemory, OutOfMemory
 from simulator.core.profile import Profile
 from simulator.fleet.model import ConflictError, FleetConfigError, Inventory, Node, ReplicaSpec, first_violation
 from simulator.fleet.model import resolve_profile as resolve
-from simulator.fleet.replica import Replica, ReplicaState, Scales, bind
+from simulator.fleet.replica import Replica, Scales, bind
 from simulator.server.server import ServerStats, SimulatedServer
 
 log = structlog.get_logger(__name__)
@@ -65,6 +66,7 @@ class Fleet:
         self.memory = GpuMemory(capacity)
         self.replicas: dict[str, Replica] = {}
         self.revision = 0
+        self._deletions: dict[str, asyncio.Task[None]] = {}
         self._retired: dict[str, ServerStats] = defaultdict(ServerStats)
         self._awake_since_s: dict[str, float] = {}
         self._awake_gpu_s: dict[str, float] = defaultdict(float)
@@ -78,6 +80,8 @@ class Fleet:
         """
         existing = self.replicas.get(spec.replica)
         if existing is not None:
+            if spec.replica in self._deletions:
+                raise ConflictError(f"replica {spec.replica!r} is being deleted")
             if existing.spec != spec:
                 raise ConflictError(f"replica {spec.replica!r} exists with another spec")
             return existing, False
@@ -90,16 +94,24 @@ class Fleet:
         return replica, True
 
     async def delete(self, name: str) -> bool:
-        """End a replica; False when there is none of that name."""
-        replica = self.replicas.pop(name, None)
-        if replica is None:
+        """End a replica and wait for its end; False when there is none of that name."""
+        if name not in self.replicas:
             return False
-        self.revision += 1
+        if name not in self._deletions:
+            self._deletions[name] = asyncio.get_running_loop().create_task(self._delete(name))
+        # Who asked may go away; the deletion goes on.
+        await asyncio.shield(self._deletions[name])
+        return True
+
+    async def _delete(self, name: str) -> None:
+        replica = self.replicas[name]
         await replica.stop()
         self.release(replica)
+        del self.replicas[name]
+        del self._deletions[name]
+        self.revision += 1
         self._save()
         log.info("deleted", replica=name)
-        return True
 
     def free_gpu_indices(self, node: Node) -> list[int]:
         """GPUs of a node that no replica is assigned to."""
@@ -189,8 +201,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End every replica; the state file keeps them."""
-        for replica in list(self.replicas.values()):
-            await replica.stop()
+        await asyncio.gather(*(replica.stop() for replica in self.replicas.values()))
 
     def _place(self, spec: ReplicaSpec) -> tuple[Node, Profile]:
         node = self.nodes.get(spec.node)
@@ -248,8 +259,3 @@ class Fleet:
         temporary = path.with_name(f"{path.name}.new")
         temporary.write_text(json.dumps(saved.model_dump(mode="json"), indent=1), encoding="utf-8")
         os.replace(temporary, path)
-
-
-def running(fleet: Fleet) -> int:
-    """How many replicas run."""
-    return sum(1 for r in fleet.replicas.values() if r.state is ReplicaState.RUNNING)

@@ -145,14 +145,15 @@ class ReplicaSpec(_Frozen):
 
     replica: Name
     service: Name
-    role: Literal["colocated", "prefill", "decode"] = "colocated"
+    role: Literal["colocated", "prefill", "decode", "prefill-attention", "prefill-ffn"] = "colocated"
+    """Shown and counted by; what a server does follows from the requests it gets."""
     model: Annotated[str, pydantic.Field(min_length=1, max_length=200)]
     """The name the server serves; the profile says what it costs."""
     node: Name
     gpu_indices: Annotated[list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(min_length=1, max_length=128)]
     profile: str = ""
     """Empty: the packaged profile of this model on the node's GPU type."""
-    labels: dict[str, str] = {}
+    labels: Annotated[dict[str, str], pydantic.Field(max_length=64)] = {}
 
     @pydantic.field_validator("gpu_indices")
     @classmethod

@@ -211,7 +211,8 @@ class SimulatedServer:
             self.stats.requests_finished += 1
         if finished.request.hold_kv:
             loop = asyncio.get_running_loop()
-            self._hold_timers[request_id] = loop.call_later(KV_HOLD_TIMEOUT_S, self.release_kv, request_id)
+            hold_s = KV_HOLD_TIMEOUT_S / self.settings.time_scale
+            self._hold_timers[request_id] = loop.call_later(hold_s, self.release_kv, request_id)
         self.metrics.record_finished(finished, params)
 
     def scheduler_changed(self) -> None:

@@ -130,8 +130,10 @@ class VllmMetrics:
     def record_step(self, outcome: StepOutcome) -> None:
         """Count one iteration's tokens and gaps."""
         labels = self._labels
-        self._iteration_tokens.observe(float(outcome.batch_tokens), labels)
         if outcome.emitted:
+            # Like vLLM's: a prompt counts whole, at its first token, and iterations without output are left out.
+            prompts = sum(f.prompt_tokens - f.cached_tokens - f.external_tokens for f in outcome.first_tokens)
+            self._iteration_tokens.observe(float(prompts + len(outcome.emitted)), labels)
             self._generation_tokens.add(len(outcome.emitted), labels)
         for gap_s, times in outcome.token_gaps:
             self._token_gap.observe(gap_s, labels, times=times)

@@ -192,6 +192,30 @@ async def test_deleting_ends_work_with_abort_frees_the_gpu_and_keeps_the_counter
     assert body["address"] == address
 
 
+async def test_a_name_is_free_again_only_when_its_server_has_ended(make_fleet, monkeypatch) -> None:
+    at = await make_fleet()
+    await at.create("chat-0", gpus=[0])
+    await at.running("chat-0")
+    stopping, go = asyncio.Event(), asyncio.Event()
+    stop = type(at.fleet.replicas["chat-0"]).stop
+
+    async def slow_stop(replica) -> None:
+        stopping.set()
+        await go.wait()
+        await stop(replica)
+
+    monkeypatch.setattr("simulator.fleet.replica.Replica.stop", slow_stop)
+    deletions = [asyncio.create_task(at.call("DELETE", "/replicas/chat-0")) for _ in range(2)]
+    await stopping.wait()
+    status, body = await at.create("chat-0", gpus=[0])
+    assert (status, body) == (409, {"error": "replica 'chat-0' is being deleted"})
+    assert (await at.call("GET", "/stats"))[0] == 200
+    go.set()
+    assert [status for status, _ in await asyncio.gather(*deletions)] == [200, 200]
+    assert (await at.create("chat-0", gpus=[0]))[0] == 201
+    assert (await at.running("chat-0"))["hbm_used_gib"] > 30
+
+
 async def test_a_crash_breaks_connections_and_the_restarted_server_counts_from_zero(
     make_fleet, http, until, monkeypatch
 ) -> None:

@@ -268,6 +268,19 @@ async def test_a_client_that_disconnects_frees_its_place_in_the_engine(make_serv
     assert at.server.load == 0
 
 
+async def test_a_client_that_stops_reading_is_cut_off(make_server, until, monkeypatch) -> None:
+    monkeypatch.setattr("simulator.server.streaming.MAX_UNSENT_BYTES", 10_000)
+    at = await make_server()
+    host, port = at.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    body = json.dumps({"prompt": "x", "max_tokens": 4000, "stream": True, "n": 64}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    await until(lambda: at.server.stats.aborted == 64, timeout_s=20)
+    assert at.server.engine.unfinished == 0
+    writer.close()
+
+
 class Pair(Standalone):
     """Surroundings in which servers find each other's KV."""
 

@@ -141,6 +141,19 @@ async def test_counters_add_up_over_a_few_requests(make_server, http) -> None:
     assert totals["vllm:time_to_first_token_seconds_count"] == 2
     assert totals["vllm:inter_token_latency_seconds_count"] == 8
     assert totals["vllm:kv_cache_usage_perc"] == 0
+    # As in the recorded pages: computed prompt tokens plus generated ones.
+    assert totals["vllm:iteration_tokens_total_sum"] == 58
+    assert totals["vllm:iteration_tokens_total_count"] == 10
+
+
+def test_the_recorded_iteration_tokens_are_computed_prompt_tokens_plus_generated_ones() -> None:
+    total: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(captured("metrics-a1-inflight-before-sleep")):
+        for s in family.samples:
+            if s.labels.get("source", "local_compute") == "local_compute":
+                total[s.name] += s.value
+    computed = total["vllm:prompt_tokens_by_source_total"]
+    assert total["vllm:iteration_tokens_total_sum"] == computed + total["vllm:generation_tokens_total"]
 
 
 async def test_prompt_tokens_jump_at_the_first_token_and_queries_at_admission(
