@@ -85,12 +85,13 @@ async def test_an_etag_is_never_used_again(documents: Documents[types_pb2.Fencin
     assert first.etag != second.etag
 
 
-async def test_history_is_bounded_newest_first(documents: Documents[types_pb2.Fencing]) -> None:
+async def test_history_is_bounded_newest_first(store: Store, documents: Documents[types_pb2.Fencing]) -> None:
     for token in range(1, 6):
         await documents.put("a", fencing(token))
     history = await documents.history("a")
     assert [document.message.token for document in history] == [5, 4, 3]
     assert [document.revision for document in history] == [5, 4, 3]
+    assert await store.redis.llen(keys.document_history(OWNER, "test", "a")) == 3
     assert await documents.version("a", 4) == history[1]
     assert await documents.version("a", 1) is None
     await documents.delete("a")

@@ -125,6 +125,29 @@ async def test_use_during_a_restart_loses_no_acknowledged_write(
     assert set(acknowledged) <= kept
 
 
+async def test_a_command_that_broke_is_not_sent_again() -> None:
+    """Whether it was carried out cannot be known; an LPUSH that is repeated pushes twice."""
+    sent = 0
+
+    async def answer_then_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        while line := await reader.readline():
+            if line.strip() == b"LPUSH":
+                sent += 1
+                break
+            if line.strip() in (b"SETNAME", b"SETINFO"):
+                writer.write(b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer_then_hang_up, "127.0.0.1", 0)
+    store = Store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+    with pytest.raises(StoreUnavailable, match=r"(?i)connection"):
+        await store.redis.lpush("list", "x")
+    assert sent == 1
+    await store.close()
+    server.close()
+
+
 async def test_connect_waits_for_a_store_that_comes_later(own_store: EmbeddedStore) -> None:
     own_store.stop()
     waiting = asyncio.create_task(Store.connect(own_store.url))

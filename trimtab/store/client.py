@@ -40,7 +40,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 3.0
 _SOCKET_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 1.0
-_MAX_CONNECTIONS = 256
+_MAX_CONNECTIONS = 32
 _PASSING = re.compile(r"\b(MISCONF|OOM|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING)\b")
 """Refusals that are about the store's state (disk full, memory full, fail-over), not about the command."""
 _FIRST_BACKOFF_S = 0.1
@@ -92,7 +92,7 @@ class Store:
             pool = redis.asyncio.BlockingConnectionPool.from_url(
                 url,
                 max_connections=_MAX_CONNECTIONS,
-                timeout=_CONNECT_TIMEOUT_S,
+                timeout=CALL_TIMEOUT_S,
                 socket_timeout=_SOCKET_TIMEOUT_S,
                 socket_connect_timeout=_CONNECT_TIMEOUT_S,
                 socket_keepalive=True,
