@@ -65,7 +65,8 @@ def _container_store() -> Iterator[str | None]:
 
         docker.from_env(timeout=3).ping()
         container = DockerContainer(_REDIS_IMAGE).with_exposed_ports(6379)
-        container.with_command(["redis-server", "--appendonly", "yes", "--save", ""])
+        options = ["--bind", "*", "--protected-mode", "no", "--save", "", "--appendonly", "yes"]
+        container.with_command(["redis-server", *options])
         container.start()
     except Exception as error:
         print(f"no Redis container: {type(error).__name__}: {error}")
