@@ -46,6 +46,17 @@ def some_signal(rng, high=20_000.0):
 
 
 def some_view(rng, role, now_s):
+    if rng.random() < 0.4:
+        quiet = Signal(0.0, Quality.OK)
+        return RoleSignals(
+            role=role,
+            window_end_s=now_s,
+            prefill_tps=quiet,
+            decode_tps=quiet,
+            request_rps=quiet,
+            running=quiet,
+            waiting=quiet,
+        )
     return RoleSignals(
         role=role,
         window_end_s=now_s - rng.choice([0.0, 0.0, 1.0, 100.0]),
@@ -94,7 +105,7 @@ def scaled_policies(draw):
     return ServicePolicy.model_validate({"metadata": {"name": "chat"}, "spec": spec})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_scaled_service_keeps_ratio_bounds_and_step_and_never_shrinks_on_an_unfit_signal(data):
     policy = data.draw(scaled_policies())
@@ -159,7 +170,7 @@ def pool_resources(sizes, gpus, floors):
             "metadata": {"name": "shared"},
             "spec": {
                 "cluster": "local",
-                "gpus": [{"node": "n0", "gpuIndices": list(range(gpus))}, {"node": "n1", "gpuIndices": [0, 1, 2, 3]}],
+                "gpus": [{"node": "n0", "gpuIndices": list(range(gpus))}, {"node": "n1", "gpuIndices": [0, 1]}],
                 "members": [{"service": policy.name, "initialAwake": 1} for policy in policies],
                 "rescueIntervalS": 1,
                 "rebalanceIntervalS": 2,
@@ -174,12 +185,12 @@ def gpus_of(overlay, awake):
     return [gpu for item in overlay if item.replica in awake for gpu in item.gpus]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
-    sizes = data.draw(st.tuples(*[st.sampled_from([1, 1, 2])] * 3))
+    sizes = data.draw(st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 1)]))
     floors = data.draw(st.tuples(*[st.integers(0, 1)] * 3))
-    pool, policies = pool_resources(sizes, 4, floors)
+    pool, policies = pool_resources(sizes, 2, floors)
     birth = lay_out(BirthInput(pool, policies))
     awake, state, now_s = birth.awake, PoolState(), NOW
     last_recorded = None
