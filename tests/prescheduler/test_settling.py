@@ -128,7 +128,8 @@ def test_replicas_that_never_come_to_life_are_placed_ever_more_rarely(fleet) -> 
     assert placed_at == [0, 10, 30, 70, 150]
     assert held.outcome is Outcome.HELD
     assert held.detail == (
-        "placed 3 times for this decision, and replicas are missing again; next try at 1970-01-01T00:01:10+00:00"
+        "placed 3 times for this decision, and replicas are missing again; the actuator's operations say why; "
+        "next try at 1970-01-01T00:01:10+00:00"
     )
     there = [fleet.replica(name, Role.COLOCATED, "n0") for name in paces["chat"].replicas]
     grown = fleet.cluster("a", [("s2-0", "s1-0", "n0", "H20", 8, 7)], there)

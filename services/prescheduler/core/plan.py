@@ -122,7 +122,8 @@ def _serve(cycle: _Cycle, request: ScalingRequest) -> ServiceResult:
         return held(
             request,
             Constraint.NONE,
-            f"placed {times} for this decision, and replicas are missing again; next try at {clock_text(pace.next_s)}",
+            f"placed {times} for this decision, and replicas are missing again; the actuator's operations say why; "
+            f"next try at {clock_text(pace.next_s)}",
         )
     placed, constraint, detail = _scale_out(cycle, request, roles, wanted, changes)
     denied = any(wanted.values()) and not any(placed.values())
