@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.traces import TraceError, TraceRequest
-from simulator.traces.demo import POOL_GPUS, POOL_SERVICES, demo_from_trace, demo_trace, stream_interval_for
+from simulator.traces.demo import (
+    OUTPUT,
+    OUTPUT_TOKEN_S,
+    POOL_GPUS,
+    POOL_SERVICES,
+    PROMPT,
+    PROMPT_TOKEN_S,
+    demo_from_trace,
+    demo_trace,
+    stream_interval_for,
+)
 from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate, rotating
 from simulator.traces.readers import TraceLimits, read_trace, write_trace
 from simulator.traces.shaping import (
@@ -191,7 +201,7 @@ def test_impossible_curves_are_refused(points):
 
 
 def test_rotation_has_one_hot_name_at_a_time():
-    curves = rotating(["a", "b", "c"], duration_s=90, hot=5, cold=1, ramp_s=6)
+    curves = rotating(["a", "b", "c"], duration_s=90, hot=5, cold=1, ramp_s=6, phases=3)
     assert [[curves[name].at(t) for name in "abc"] for t in (0, 29.9, 36, 59, 66, 89)] == [
         [5, 1, 1],
         [5, 1, 1],
@@ -203,7 +213,7 @@ def test_rotation_has_one_hot_name_at_a_time():
     assert [curves[name].at(33) for name in "abc"] == [3, 3, 1]
     assert rotating(["a", "b"], duration_s=40, hot=2, cold=0, ramp_s=0, phases=4)["a"].at(25) == 2
     with pytest.raises(ValueError, match="does not fit"):
-        rotating(["a", "b"], duration_s=10, hot=1, cold=0, ramp_s=6)
+        rotating(["a", "b"], duration_s=10, hot=1, cold=0, ramp_s=6, phases=2)
 
 
 def requests_at(*arrivals, service="trace", prompt=10, output=5):
@@ -268,23 +278,25 @@ def test_static_split_is_proportional_within_the_budget(demand, expected):
         static_split(demand, footprint, budget_gpus=3)
 
 
-@pytest.mark.parametrize("duration_s", [30, 60, 120])
-def test_demo_load_shifts_and_no_static_split_carries_its_peaks(duration_s):
+@pytest.mark.parametrize(("duration_s", "phases"), [(30, 2), (60, 2), (120, 3), (200, 5)])
+def test_demo_load_shifts_and_no_static_split_carries_its_peaks(duration_s, phases):
     trace = demo_trace(duration_s=duration_s)
     split = trace.static_replicas()
     assert split["chat"] + split["code"] + 2 * split["reason"] <= POOL_GPUS
     assert set(trace.mean_demand) == {*POOL_SERVICES, "assist"}
-    third = duration_s / 3
-    per_phase = [
-        {
-            name: sum(r.service == name and k * third <= r.arrival_s < (k + 1) * third for r in trace.requests)
+    replica_rps = 1 / (PROMPT.mean_tokens * PROMPT_TOKEN_S + OUTPUT.mean_tokens * OUTPUT_TOKEN_S)
+    phase_s = duration_s / phases
+    for phase in range(phases):
+        hot = POOL_SERVICES[phase % len(POOL_SERVICES)]
+        rates = {
+            name: sum(
+                r.service == name and phase * phase_s <= r.arrival_s < (phase + 1) * phase_s for r in trace.requests
+            )
+            / phase_s
             for name in POOL_SERVICES
         }
-        for k in range(3)
-    ]
-    for name in POOL_SERVICES:
-        counts = [phase[name] for phase in per_phase]
-        assert max(counts) > 2 * sorted(counts)[1]
+        assert rates[hot] > 2 * max(rate for name, rate in rates.items() if name != hot)
+        assert rates[hot] > replica_rps * split[hot]
     assert trace.peak_output_tps < 4000
 
 
