@@ -35,9 +35,12 @@ def _fold(result: ServiceResult, writes: Mapping[str, ClusterWrite]) -> ServiceR
             continue
         unanswered = unanswered or write.unanswered
         outdated = outdated or write.outdated
-        subject = f"cluster {group.cluster}" if write.error else f"group {group.group} of cluster {group.cluster}"
-        verb = "did not answer the write" if write.unanswered else "refused it"
-        text = f"the actuator of {subject} {verb}: {reason}"
+        if write.unanswered:
+            text = f"cluster {group.cluster} did not answer the write: {reason}"
+        elif write.error:
+            text = f"cluster {group.cluster} refused the write: {reason}"
+        else:
+            text = f"cluster {group.cluster} refused group {group.group}: {reason}"
         if text not in reasons:
             reasons.append(text)
     if not reasons:
