@@ -33,14 +33,19 @@ SCALED_SERVICE = "assist"
 FOOTPRINT_GPUS = {"chat": 1, "code": 1, "reason": 2}
 POOL_GPUS = 8
 
-# Replicas' worth of load (see `_replica_rps`) while a model is hot and while it is not. GPUs of work at any time: chat or
-# code hot 3.6 + 0.4 + 2 · 0.25, reason hot 0.4 + 0.4 + 2 · 1.7: a bit more than half of the eight.
-HOT_REPLICAS = {"chat": 3.6, "code": 3.6, "reason": 1.7}
-COLD_REPLICAS = {"chat": 0.4, "code": 0.4, "reason": 0.25}
-# A model stays hot for about this long; a transfer takes a few seconds, so shorter phases would show nothing else.
+# The order in which they are hot. A model of one GPU a replica and one of two take turns: two transfers of a pair move
+# what four of one GPU would.
+TURNS = ("chat", "reason", "code")
+# Replicas' worth of load (see `_replica_rps`) while a model is hot and while it is not. GPUs of work at any time: chat
+# or code hot 3.6 + 0.5 + 2 · 0.25, reason hot 0.5 + 0.5 + 2 · 1.8: a bit more than half of the eight.
+HOT_REPLICAS = {"chat": 3.6, "code": 3.6, "reason": 1.8}
+COLD_REPLICAS = {"chat": 0.5, "code": 0.5, "reason": 0.25}
+# A model stays hot for about this long; a transfer takes a few seconds, so shorter phases would show nothing else. A
+# short demo has fewer turns rather than such ones, but two at least.
 PHASE_S = 40.0
-LEAST_PHASES = 2
-LONGEST_RAMP_S = 8.0
+LEAST_PHASE_S = 30.0
+# Popularity shifts over seconds, not at a stroke: who follows it can be told from who cannot.
+RAMP_PER_PHASE = 0.6
 
 PROMPT = Lengths(mean_tokens=2400, cv=0.5, min_tokens=200, max_tokens=8000)
 OUTPUT = Lengths(mean_tokens=64, cv=0.5, min_tokens=8, max_tokens=256)
@@ -98,9 +103,8 @@ def _replica_rps() -> float:
 
 def _pool_curves(duration_s: float) -> dict[str, Curve]:
     """Replicas' worth of load of each of the pool's services."""
-    phases = max(LEAST_PHASES, int(duration_s // PHASE_S))
-    ramp_s = min(LONGEST_RAMP_S, duration_s / phases / 3)
-    shape = rotating(POOL_SERVICES, duration_s=duration_s, hot=1.0, cold=0.0, ramp_s=ramp_s, phases=phases)
+    phase_s = max(min(PHASE_S, duration_s / len(TURNS)), min(LEAST_PHASE_S, duration_s / 2))
+    shape = rotating(TURNS, duration_s=duration_s, phase_s=phase_s, ramp_s=RAMP_PER_PHASE * phase_s, hot=1.0, cold=0.0)
     return {
         name: Curve(
             tuple(

@@ -103,22 +103,25 @@ def generate(loads: Sequence[ServiceLoad], *, duration_s: float, seed: int) -> l
 
 
 def rotating(
-    names: Sequence[str], *, duration_s: float, hot: float, cold: float, ramp_s: float, phases: int
+    names: Sequence[str], *, duration_s: float, phase_s: float, ramp_s: float, hot: float, cold: float
 ) -> dict[str, Curve]:
-    """Values that are `hot` for one name at a time and `cold` for the others, each in turn, over equal phases.
+    """Values that are `hot` for one name a phase, each in turn and over again, and `cold` for the others.
 
-    A change takes `ramp_s`, in which one falls as the next rises. Raises ValueError when phases are shorter than it.
+    At the end of a phase one falls as the next rises, for `ramp_s` around that moment. All begin cold, and the first
+    rises at once. Raises ValueError when a ramp does not fit into a phase.
     """
-    phase_s = duration_s / phases
     if not 0 <= ramp_s <= phase_s:
-        raise ValueError(f"a ramp of {ramp_s} s does not fit into phases of {phase_s:.1f} s")
+        raise ValueError(f"a ramp of {ramp_s} s does not fit into phases of {phase_s} s")
+    phases = math.ceil(duration_s / phase_s) + 1
     curves = {}
     for index, name in enumerate(names):
-        points = [(0.0, hot if index == 0 else cold)]
-        for phase in range(1, phases):
-            now_hot, was_hot = phase % len(names) == index, (phase - 1) % len(names) == index
-            if now_hot != was_hot:
-                start_s = phase * phase_s
-                points += [(start_s, hot if was_hot else cold), (start_s + ramp_s, hot if now_hot else cold)]
+        points = [(0.0, cold)]
+        for phase in range(phases):
+            before = hot if phase and (phase - 1) % len(names) == index else cold
+            after = hot if phase % len(names) == index else cold
+            if before != after:
+                turn_s = phase * phase_s
+                points += [(turn_s - ramp_s / 2, before)] if phase else []
+                points.append((turn_s + ramp_s / 2, after))
         curves[name] = Curve(tuple(points))
     return curves

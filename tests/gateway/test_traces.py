@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from simulator.traces import TraceError, TraceRequest
 from simulator.traces.demo import (
-    OUTPUT,
+    FOOTPRINT_GPUS,
     OUTPUT_TOKEN_S,
     POOL_GPUS,
     POOL_SERVICES,
-    PROMPT,
     PROMPT_TOKEN_S,
+    TURNS,
     demo_from_trace,
     demo_trace,
     stream_interval_for,
@@ -201,8 +201,9 @@ def test_impossible_curves_are_refused(points):
 
 
 def test_rotation_has_one_hot_name_at_a_time():
-    curves = rotating(["a", "b", "c"], duration_s=90, hot=5, cold=1, ramp_s=6, phases=3)
-    assert [[curves[name].at(t) for name in "abc"] for t in (0, 29.9, 36, 59, 66, 89)] == [
+    curves = rotating(["a", "b", "c"], duration_s=90, phase_s=30, ramp_s=6, hot=5, cold=1)
+    assert [[curves[name].at(t) for name in "abc"] for t in (0, 3, 27, 33, 57, 63, 87)] == [
+        [1, 1, 1],
         [5, 1, 1],
         [5, 1, 1],
         [1, 5, 1],
@@ -210,10 +211,10 @@ def test_rotation_has_one_hot_name_at_a_time():
         [1, 1, 5],
         [1, 1, 5],
     ]
-    assert [curves[name].at(33) for name in "abc"] == [3, 3, 1]
-    assert rotating(["a", "b"], duration_s=40, hot=2, cold=0, ramp_s=0, phases=4)["a"].at(25) == 2
+    assert [curves[name].at(30) for name in "abc"] == [3, 3, 1]
+    assert rotating(["a", "b"], duration_s=40, phase_s=10, ramp_s=0, hot=2, cold=0)["a"].at(25) == 2
     with pytest.raises(ValueError, match="does not fit"):
-        rotating(["a", "b"], duration_s=10, hot=1, cold=0, ramp_s=6, phases=2)
+        rotating(["a", "b"], duration_s=10, phase_s=5, ramp_s=6, hot=1, cold=0)
 
 
 def requests_at(*arrivals, service="trace", prompt=10, output=5):
@@ -278,25 +279,29 @@ def test_static_split_is_proportional_within_the_budget(demand, expected):
         static_split(demand, footprint, budget_gpus=3)
 
 
-@pytest.mark.parametrize(("duration_s", "phases"), [(30, 2), (60, 2), (120, 3), (200, 5)])
+@pytest.mark.parametrize(("duration_s", "phases"), [(60, 2), (120, 3), (240, 6)])
 def test_demo_load_shifts_and_no_static_split_carries_its_peaks(duration_s, phases):
     trace = demo_trace(duration_s=duration_s)
     split = trace.static_replicas()
     assert split["chat"] + split["code"] + 2 * split["reason"] <= POOL_GPUS
     assert set(trace.mean_demand) == {*POOL_SERVICES, "assist"}
-    replica_rps = 1 / (PROMPT.mean_tokens * PROMPT_TOKEN_S + OUTPUT.mean_tokens * OUTPUT_TOKEN_S)
     phase_s = duration_s / phases
+    overloaded = 0
     for phase in range(phases):
-        hot = POOL_SERVICES[phase % len(POOL_SERVICES)]
-        rates = {
-            name: sum(
-                r.service == name and phase * phase_s <= r.arrival_s < (phase + 1) * phase_s for r in trace.requests
-            )
-            / phase_s
-            for name in POOL_SERVICES
+        # The middle of a phase, between the ramps.
+        start_s, end_s = (phase + 0.3) * phase_s, (phase + 0.7) * phase_s
+        middle = take_slice(trace.requests, start_s=start_s, duration_s=end_s - start_s)
+        replicas = {
+            name: demand.work(prompt_token_s=PROMPT_TOKEN_S, output_token_s=OUTPUT_TOKEN_S)
+            for name, demand in mean_demand(middle, duration_s=end_s - start_s).items()
+            if name in FOOTPRINT_GPUS
         }
-        assert rates[hot] > 2 * max(rate for name, rate in rates.items() if name != hot)
-        assert rates[hot] > replica_rps * split[hot]
+        gpus = {name: count * FOOTPRINT_GPUS[name] for name, count in replicas.items()}
+        hot = max(gpus, key=lambda name: gpus[name])
+        assert hot == TURNS[phase % len(TURNS)]
+        assert sum(gpus.values()) < 0.8 * POOL_GPUS
+        overloaded += replicas[hot] > split[hot]
+    assert overloaded >= phases - 1
     assert trace.peak_output_tps < 4000
 
 
