@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2

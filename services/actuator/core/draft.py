@@ -82,12 +82,16 @@ class Draft:
         yield from sorted(pending, key=lambda operation: (operation.create_s, operation.operation_id))
 
     def claimed(self) -> dict[str, str]:
-        """Replica → the operation that has an unfinished step for it."""
+        """Replica → the unfinished operation that answers for it.
+
+        An atomic operation answers for all its replicas until it ends: what a finished step has done may still be
+        undone, and is nobody else's to put right.
+        """
         return {
             step.replica: operation.operation_id
             for operation in self.unfinished()
             for step in operation.steps
-            if not step.finished
+            if operation.atomic or not step.finished
         }
 
     def next_operation_id(self) -> str:

@@ -144,7 +144,8 @@ def conclude_pools(d: Draft) -> None:
 
 def _awake_after(d: Draft, pool: Pool, operation: Operation) -> set[str]:
     awake = set(pool.effective_awake)
-    if not operation.atomic and operation.pool_revision == pool.state_revision:
+    newest = operation.pool_revision == pool.state_revision
+    if newest and (operation.state is OperationState.SUCCEEDED or not operation.atomic):
         return set(pool.awake)
     for step in operation.steps:
         if operation.state is OperationState.FAILED and operation.atomic:

@@ -1,0 +1,395 @@
+"""Releases and wakes of a pool on virtual time: what is done in which order, and what happens when it goes wrong."""
+
+import pytest
+from actuator_rig import Rig, spec
+
+from actuator.core.fencing import Refused
+from actuator.core.model import Floor, HoldOwner, LifeCycle, OperationKind, OperationState, Role
+
+OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
+WITH_TWO_GPU_MODEL = [*OVERLAY, spec("big-0", 0, 1)]
+
+
+def up(overlay: list = OVERLAY, awake: tuple = ("a-0", "a-1"), **fields) -> Rig:
+    rig = Rig()
+    operation = rig.apply(1, overlay, list(awake), **fields)
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    return rig
+
+
+def test_bring_up_lets_every_sleeper_sleep_once_and_shows_the_awake_set() -> None:
+    rig = up(WITH_TWO_GPU_MODEL)
+    assert rig.life_cycles() == {
+        "a-0": "active",
+        "a-1": "active",
+        "b-0": "sleeping",
+        "b-1": "sleeping",
+        "big-0": "sleeping",
+    }
+    assert [name for name, server in sorted(rig.servers.items()) if server.slept_before] == ["b-0", "b-1", "big-0"]
+    assert rig.broken == []
+
+
+def test_bring_up_works_on_several_gpus_at_once() -> None:
+    wide = Rig(gpus=4)
+    wide.apply(1, [spec(f"a-{i}", i) for i in range(4)], [f"a-{i}" for i in range(4)])
+    assert wide.until_settled()
+    narrow = Rig(gpus=4)
+    narrow.apply(1, [spec("a-0", 0)], ["a-0"])
+    assert narrow.until_settled()
+    assert wide.now_s == narrow.now_s
+
+
+def test_a_transition_swaps_one_gpu() -> None:
+    rig = up()
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    assert operation.kind is OperationKind.TRANSITION
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+    assert rig.broken == []
+
+
+def test_a_two_gpu_wake_waits_for_both_occupants() -> None:
+    rig = up(WITH_TWO_GPU_MODEL)
+    rig.send("a", 4.0)
+    rig.apply(2, WITH_TWO_GPU_MODEL, ["big-0"])
+    rig.run(3.0)
+    assert rig.life_cycles()["big-0"] == "sleeping"
+    assert rig.until_settled()
+    assert rig.life_cycles() == {
+        "a-0": "sleeping",
+        "a-1": "sleeping",
+        "b-0": "sleeping",
+        "b-1": "sleeping",
+        "big-0": "active",
+    }
+    assert rig.broken == []
+
+
+def test_a_long_generation_is_waited_for_and_gets_no_company() -> None:
+    """Case 21: hidden, no new traffic, waits for it."""
+    rig = up()
+    assert rig.send("a", 4.0)
+    busy = next(name for name, server in rig.servers.items() if server.requests)
+    rig.apply(2, OVERLAY, [name for name in ("a-0", "a-1") if name != busy] + [busy.replace("a", "b")])
+    rig.run(3.0)
+    assert rig.life_cycles()[busy] == "draining"
+    assert rig.send("a", 1.0)
+    assert len(rig.servers[busy].requests) == 1
+    assert rig.until_settled()
+    assert rig.life_cycles()[busy] == "sleeping"
+    assert rig.broken == []
+
+
+def test_a_pinned_request_makes_the_release_give_up_and_restore() -> None:
+    rig = up(awake=("a-0", "b-1"))
+    assert rig.send("a", 120.0, pinned=True)
+    operation = rig.apply(2, OVERLAY, ["b-0", "b-1"])
+    assert rig.until_settled()
+    ended = rig.operation(operation.operation_id)
+    assert ended.state is OperationState.ROLLED_BACK
+    assert "given up" in ended.detail
+    assert rig.life_cycles()["a-0"] == "active"
+    assert rig.memory.replicas["a-0"].routable
+    assert rig.servers["a-0"].requests
+
+
+def test_at_the_drain_deadline_gateways_are_told_to_reissue() -> None:
+    rig = up(awake=("a-0", "b-1"))
+    assert rig.send("a", 120.0)
+    operation = rig.apply(2, OVERLAY, ["b-0", "b-1"])
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.broken == []
+
+
+def test_nothing_sleeps_before_every_leased_gateway_has_acknowledged() -> None:
+    rig = up()
+    rig.gateway_lag = 1000
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(4.0)
+    step = next(s for o in rig.memory.operations.values() if not o.finished for s in o.steps if s.replica == "a-0")
+    assert step.phase == "hiding: waiting for gateway g"
+    assert rig.life_cycles()["a-0"] == "draining"
+    rig.gateway_lag = 0
+    assert rig.until_settled()
+    assert rig.life_cycles()["a-0"] == "sleeping"
+
+
+def test_a_gateway_whose_lease_is_over_holds_nothing_up() -> None:
+    rig = up()
+    rig.gateway_up = False
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    assert rig.until_settled(30.0)
+    assert rig.life_cycles()["b-0"] == "active"
+
+
+def test_a_wake_waits_for_measured_memory() -> None:
+    """Case 23: memory is free two seconds after /sleep answered."""
+    rig = up()
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    waiting = []
+    for _ in range(40):
+        rig.step()
+        operation = next(iter(reversed(rig.memory.operations.values())))
+        waiting += [s.phase for s in operation.steps if s.replica == "b-0"]
+    assert any("still has" in phase for phase in waiting)
+    assert rig.broken == []
+
+
+def test_a_refused_wake_brings_the_donor_back() -> None:
+    """Case 23: on failure A comes back."""
+    rig = up()
+    rig.servers["b-0"].wake_refused = True
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    assert rig.until_settled()
+    ended = rig.operation(operation.operation_id)
+    assert ended.state is OperationState.ROLLED_BACK
+    assert "b-0 could not be woken" in ended.detail
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+    assert rig.memory.pools["p"].effective_awake == ("a-0", "a-1")
+    rig.run(30.0)
+    assert rig.life_cycles()["a-0"] == "active", "a rolled back transition is not tried again by itself"
+
+
+def test_a_server_without_a_token_is_not_shown() -> None:
+    """Case 22: verified by a real token after the wake."""
+    rig = up()
+    rig.servers["b-0"].no_token = True
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    shown = set()
+    for _ in range(200):
+        rig.step()
+        shown.update(name for name, replica in rig.memory.replicas.items() if replica.routable)
+    assert "b-0" not in shown
+    assert rig.operation(operation.operation_id).state is OperationState.ROLLED_BACK
+    assert rig.life_cycles()["a-0"] == "active"
+
+
+def test_a_release_waits_while_it_would_break_the_floor() -> None:
+    floors = (Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
+    rig = up(awake=("a-0", "b-1"), floors=floors)
+    rig.apply(2, OVERLAY, ["b-0", "a-1"], floors=floors)
+    least = 9
+    while any(not operation.finished for operation in rig.memory.operations.values()):
+        rig.step()
+        least = min(least, sum(r.routable for r in rig.memory.replicas.values() if r.spec.service == "a"))
+    assert least == 1, "b-1 sleeps, a-1 wakes, and only then a-0 goes and b-0 wakes"
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+    assert rig.broken == []
+
+
+def test_a_floor_broken_during_the_drain_restores_the_donor() -> None:
+    floors = (Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
+    rig = up(floors=floors)
+    assert rig.send("a", 4.0)
+    busy = next(name for name, server in rig.servers.items() if server.requests)
+    other = "a-1" if busy == "a-0" else "a-0"
+    rig.apply(2, OVERLAY, [other, busy.replace("a", "b")], floors=floors)
+    rig.run(2.0)
+    assert rig.life_cycles()[busy] == "draining"
+    rig.servers[other].exited = True
+    rig.run(1.5)
+    assert rig.life_cycles()[busy] == "active"
+    assert rig.memory.replicas[busy].routable
+
+
+def test_an_operators_hold_survives_release_and_wake() -> None:
+    """Holds: an owner lifts only its own."""
+    from dataclasses import replace
+
+    from actuator.core import holds
+
+    rig = up()
+    held = holds.put(rig.memory.replicas["b-0"], HoldOwner.OPERATOR, reason="benchmark", now_s=rig.now_s)
+    rig.memory = replace(rig.memory, replicas={**rig.memory.replicas, "b-0": held})
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    assert rig.until_settled()
+    replica = rig.memory.replicas["b-0"]
+    assert (replica.life_cycle, replica.routable) == (LifeCycle.ACTIVE, False)
+    assert [hold.owner for hold in replica.holds] == [HoldOwner.OPERATOR]
+
+
+def test_a_newer_state_that_contradicts_takes_the_older_back_first() -> None:
+    rig = up()
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(1.5)
+    second = rig.apply(3, OVERLAY, ["a-0", "b-1"])
+    assert second.waits_for == (first.operation_id,)
+    assert rig.until_settled()
+    assert rig.operation(first.operation_id).state is OperationState.CANCELLED
+    assert rig.operation(second.operation_id).state is OperationState.SUCCEEDED
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "sleeping", "b-0": "sleeping", "b-1": "active"}
+    assert rig.broken == []
+
+
+def test_a_newer_state_that_agrees_lets_the_older_finish() -> None:
+    rig = up()
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(1.5)
+    second = rig.apply(3, OVERLAY, ["b-0", "b-1"])
+    assert second.waits_for == ()
+    assert {step.replica for step in second.steps} == {"a-1", "b-1"}
+    assert rig.until_settled()
+    assert rig.operation(first.operation_id).state is OperationState.SUCCEEDED
+    assert rig.operation(second.operation_id).state is OperationState.SUCCEEDED
+
+
+@pytest.mark.parametrize("after_s", [0.5 * n for n in range(1, 24)])
+def test_a_kill_at_any_moment_of_a_transition_ends_in_the_same_state(after_s: float) -> None:
+    rig = up()
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(after_s)
+    rig.crash()
+    rig.run(4.0)
+    rig.restart()
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    transitions = [o for o in rig.memory.operations.values() if o.kind is OperationKind.TRANSITION]
+    assert len(transitions) == 1, "no double transition"
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+    assert rig.broken == []
+
+
+def test_a_restart_of_the_actuator_changes_nothing_by_itself() -> None:
+    """Case 17 and invariant 9."""
+    rig = up()
+    before = rig.life_cycles()
+    operations = set(rig.memory.operations)
+    rig.crash()
+    rig.run(3.0)
+    rig.restart()
+    rig.run(30.0)
+    assert rig.life_cycles() == before
+    assert set(rig.memory.operations) == operations
+    assert rig.revisions == sorted(rig.revisions), "the endpoint revision never falls"
+
+
+def test_without_the_store_what_was_hidden_comes_back_and_nothing_sleeps() -> None:
+    rig = up()
+    rig.send("a", 6.0)
+    rig.send("a", 6.0)
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(1.5)
+    assert rig.life_cycles()["a-0"] == "draining"
+    rig.store_away = True
+    rig.run(1.0)
+    assert rig.memory.replicas["a-0"].routable
+    rig.run(30.0)
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+    rig.store_away = False
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.ROLLED_BACK
+    assert "the store is away" in rig.operation(operation.operation_id).detail
+
+
+def test_a_server_that_restarts_awake_is_put_to_sleep_before_anything_else() -> None:
+    rig = up()
+    rig.reboot("b-0")
+    rig.run(1.0)
+    assert rig.until_settled()
+    rig.run(10.0)
+    assert rig.until_settled()
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+    assert rig.servers["b-0"].asleep
+
+
+def test_a_dead_server_is_withdrawn_at_once_and_shown_again_after_a_token() -> None:
+    rig = up()
+    rig.reboot("a-0")
+    rig.step()
+    assert not rig.memory.replicas["a-0"].routable
+    rig.run(2.0)
+    assert not rig.memory.replicas["a-0"].routable
+    rig.run(10.0)
+    assert rig.memory.replicas["a-0"].routable
+
+
+def test_a_server_found_asleep_is_woken() -> None:
+    rig = up()
+    rig.servers["a-0"].asleep = True
+    rig.step()
+    assert not rig.memory.replicas["a-0"].routable
+    rig.run(10.0)
+    assert rig.memory.replicas["a-0"].routable
+
+
+def test_a_replica_whose_process_has_ended_is_made_again() -> None:
+    rig = up()
+    rig.servers["a-0"].exited = True
+    rig.run(1.0)
+    assert rig.life_cycles()["a-0"] == "failed"
+    rig.run(40.0)
+    assert rig.life_cycles()["a-0"] == "active"
+
+
+def test_a_deleted_sleeper_is_made_again_only_when_its_gpu_is_free() -> None:
+    rig = up()
+    del rig.servers["b-0"]
+    rig.run(20.0)
+    assert "b-0" not in rig.servers, "a-0 serves on that GPU, and a new server would come up awake"
+    assert rig.life_cycles()["a-0"] == "active"
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(60.0)
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+    assert rig.broken == []
+
+
+def test_a_lost_store_changes_no_replica() -> None:
+    from actuator.core.model import State
+
+    rig = up()
+    before = rig.life_cycles()
+    rig.crash()
+    rig.stored = State()
+    rig.restart()
+    rig.step()
+    assert rig.life_cycles() == before, "adopted as they are, from the servers and their labels"
+    assert rig.apply(7, OVERLAY, ["a-0", "a-1"]) is None, "nothing has to change"
+    assert rig.revisions == sorted(rig.revisions)
+
+
+REFUSED = {
+    "GPU_TWICE": (["a-0", "b-0"], {}),
+    "INVALID_POOL": (["nobody-0"], {}),
+    "BELOW_FLOOR": (["b-0"], {"floors": (Floor(service="a", role=Role.COLOCATED, min_replicas=1),)}),
+    "FENCED_OFF": (["a-0"], {"token": 4}),
+}
+
+
+@pytest.mark.parametrize("reason", sorted(REFUSED))
+def test_a_state_that_breaks_a_rule_is_refused(reason: str) -> None:
+    rig = up(token=5)
+    awake, fields = REFUSED[reason]
+    with pytest.raises(Refused) as caught:
+        rig.apply(2, OVERLAY, awake, **({"token": 5} | fields))
+    assert caught.value.reason == reason
+
+
+def test_a_state_over_the_budget_is_refused() -> None:
+    rig = Rig(gpus=1)
+    with pytest.raises(Refused) as caught:
+        rig.apply(1, [spec("a-0", 0), spec("a-1", 0)], ["a-0", "a-1"])
+    assert caught.value.reason == "GPU_TWICE"
+    rig.gpus = 2
+    rig.world()
+    request_over = [spec("a-0", 0), spec("a-1", 1)]
+    rig.gpus = 1
+    with pytest.raises(Refused) as caught:
+        rig.apply(1, request_over, ["a-0", "a-1"])
+    assert caught.value.reason in ("OVER_BUDGET", "UNKNOWN_GPU")
+
+
+def test_an_old_revision_is_refused_and_the_same_one_is_the_same_answer() -> None:
+    rig = up()
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    again = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    assert again.operation_id == first.operation_id
+    with pytest.raises(Refused) as caught:
+        rig.apply(1, OVERLAY, ["a-0", "a-1"])
+    assert (caught.value.reason, caught.value.detail) == ("OUTDATED", {"state_revision": "2"})
+    with pytest.raises(Refused) as caught:
+        rig.apply(2, OVERLAY, ["a-0", "a-1"])
+    assert caught.value.reason == "REVISION_REUSED"
