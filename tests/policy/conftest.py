@@ -43,6 +43,7 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         self.highest_token = 0
         self.revision = 1000
         self.behaviour = "succeed"
+        self.mute = False
         self.changed = asyncio.Event()
         self.stopping = asyncio.Event()
 
@@ -71,7 +72,8 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
     async def _events(self, make: Callable[[], object]) -> AsyncIterator[object]:
         while not self.stopping.is_set():
             changed = self.changed
-            yield make()
+            if not self.mute:
+                yield make()
             try:
                 await asyncio.wait_for(changed.wait(), 0.3)
             except TimeoutError:

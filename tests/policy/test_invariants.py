@@ -222,9 +222,7 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
                 for item in birth.overlay
             ),
             views=views,
-            fronts=tuple(
-                (name, FrontDoor(window_end_s=now_s, held=some_signal(rng, 20))) for name in ("a", "b", "c")
-            ),
+            fronts=tuple((name, FrontDoor(window_end_s=now_s, held=some_signal(rng, 20))) for name in ("a", "b", "c")),
             state=state,
         )
         result = decide_pool(tick)

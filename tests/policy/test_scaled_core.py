@@ -139,9 +139,15 @@ def test_scale_in_needs_a_fit_signal(signal, expected):
     assert units(result) == expected
 
 
-def test_a_partial_signal_may_scale_out_with_the_unread_at_target():
+def test_a_partial_signal_scales_out_on_what_was_measured():
     half = Signal(1200.0, Quality.PARTIAL, 4, 8)
-    assert units(decide_scaled(given(policy(), view(decode_tps=half)))) == 16
+    assert units(decide_scaled(given(policy(), view(decode_tps=half)))) == 12
+
+
+def test_replicas_that_have_just_become_ready_do_not_look_like_load():
+    """Five are ready, the window knows two of them, at 250 tokens/s each: five, not eight."""
+    young = Signal(500.0, Quality.PARTIAL, 2, 5)
+    assert units(decide_scaled(given(policy(), view(decode_tps=young), desired=5))) == 5
 
 
 def test_case_02_the_windows_maximum_counts():

@@ -117,27 +117,28 @@ def proportional_units(
         clamp = Clamp(kind, float(base_units), float(base_units), detail)
         return Recommendation(base_units, Rule.HOLD, None, fit=False, fit_for_in=False, clamps=(clamp,))
     target = proportional.target_per_replica
-    # A replica that could not be read is counted at its target: neither idle nor overloaded.
-    aggregate = signal.number(0.0) + signal.unread_replicas * target
+    measured = signal.number(0.0)
     queue_stands = previous_queued is not None and demand.queued >= max(1.0, previous_queued)
     per_request = tokens_per_request(proportional, view, front) if queue_stands else None
     if per_request is not None:
-        aggregate += demand.queued * per_request / proportional.drain_horizon_s
-    expected = shape.units_of(metric_role(spec, proportional), aggregate / target)
-    ratio = expected / base_units
-    fit_for_in = signal.fit_for_release
-    wanted = ceil_units(expected)
+        measured += demand.queued * per_request / proportional.drain_horizon_s
+    role = metric_role(spec, proportional)
+    expected = shape.units_of(role, measured / target)
+    # Replicas that could not be read justify no growth (they may have started a moment ago), and for scale-in each
+    # is taken to carry its target.
+    supposed = shape.units_of(role, measured / target + signal.unread_replicas)
     clamps: tuple[Clamp, ...] = ()
-    if ratio > 1 + proportional.scale_out_tolerance:
-        units, rule = wanted, Rule.PROPORTIONAL_OUT
-    elif ratio < 1 - proportional.scale_in_tolerance:
-        units, clamps = _kept_from_zero(min(base_units, wanted), demand)
-        rule = Rule.PROPORTIONAL_IN
+    if expected / base_units > 1 + proportional.scale_out_tolerance:
+        units, rule = ceil_units(expected), Rule.PROPORTIONAL_OUT
+    elif supposed / base_units < 1 - proportional.scale_in_tolerance:
+        units, clamps = _kept_from_zero(min(base_units, ceil_units(supposed)), demand)
+        rule, expected = Rule.PROPORTIONAL_IN, supposed
     else:
         units, rule = base_units, Rule.HOLD
-        if wanted != base_units:
-            clamps = (Clamp(ClampKind.TOLERANCE, float(wanted), float(base_units), f"R = {ratio:.3f}"),)
-    return Recommendation(units, rule, expected, fit=True, fit_for_in=fit_for_in, clamps=clamps)
+        if ceil_units(expected) != base_units:
+            detail = f"R = {expected / base_units:.3f}"
+            clamps = (Clamp(ClampKind.TOLERANCE, float(ceil_units(expected)), float(base_units), detail),)
+    return Recommendation(units, rule, expected, fit=True, fit_for_in=signal.fit_for_release, clamps=clamps)
 
 
 def _from_zero(demand: Demand, floor_units: int) -> Recommendation:

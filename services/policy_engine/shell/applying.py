@@ -29,7 +29,7 @@ from trimtab.store.lease import fenced_write
 Resource = policy_pb2.ServicePolicy | policy_pb2.Pool
 R = TypeVar("R", policy_pb2.ServicePolicy, policy_pb2.Pool)
 
-LEADER_WAIT_S = 3.0
+LEADER_WAIT_S = 2.0
 _LEADER_POLL_S = 0.05
 
 
@@ -188,13 +188,14 @@ class Applier:
             raise _lost_race(error) from error
 
     async def _token(self) -> int:
-        """The fencing token. Waits a moment for a lease that is free, as just after a start."""
+        """The fencing token. Waits a moment for a lease that nobody holds, as just after a start."""
         give_up = time.monotonic() + LEADER_WAIT_S
         while True:
             token = self._engine.lease.token
             if token is not None:
                 return token
-            if time.monotonic() > give_up or self._engine.context.stopping.is_set():
+            taken = await self._engine.store.redis.exists(keys.lease(keys.POLICY_ENGINE))
+            if taken or time.monotonic() > give_up or self._engine.context.stopping.is_set():
                 raise Unavailable("NOT_LEADER", "this engine does not lead; ask the leader, or try again")
             await asyncio.sleep(_LEADER_POLL_S)
 
