@@ -6,7 +6,7 @@ from metrics_collector.core.dialect import Quantity
 from metrics_collector.core.sample import PageSample
 from metrics_collector.core.series import Series, extend, is_stuck
 from metrics_collector.core.targets import Target
-from metrics_collector.core.windows import ReplicaWindow, Window, replica_window
+from metrics_collector.core.windows import ReplicaWindow
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 
@@ -94,8 +94,8 @@ def describe_target(target: Target, status: TargetStatus) -> pb.Target:
     return row
 
 
-def replica_sample(target: Target, status: TargetStatus, window: Window) -> pb.ReplicaSample | None:
-    """The newest sample of a replica with its rates over ``window``; None before its first page."""
+def replica_sample(target: Target, status: TargetStatus, window: ReplicaWindow | None) -> pb.ReplicaSample | None:
+    """The newest sample of a replica with its signals over ``window``; None before its first page."""
     latest = status.series.latest
     if latest is None:
         return None
@@ -110,9 +110,8 @@ def replica_sample(target: Target, status: TargetStatus, window: Window) -> pb.R
         awake=latest.sample.awake,
     )
     message.sample_time.FromMicroseconds(round(latest.at_s * 1e6))
-    seen = replica_window(status.series, window)
-    quality = _quality(seen, stuck=status.stuck)
-    for signal, value in () if seen is None else seen.values():
+    quality = _quality(window, stuck=status.stuck)
+    for signal, value in () if window is None else window.values():
         measurement = types_pb2.Measurement(quality=quality if value is not None else types_pb2.QUALITY_MISSING)
         if value is not None:
             measurement.value = value

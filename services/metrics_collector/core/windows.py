@@ -5,6 +5,7 @@ or before the window's start, so that scrapes need not fall on its edges; after 
 the rate is the average since then.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -154,15 +155,16 @@ def merge_histograms(histograms: Sequence[Histogram]) -> Histogram | None:
     if not histograms:
         return None
     common = set(histograms[0].bounds_s)
-    for histogram in histograms[1:]:
-        if histogram.bounds_s != histograms[0].bounds_s:
-            common &= set(histogram.bounds_s)
-    bounds = tuple(sorted(common))
-    cumulative = [0.0] * len(bounds)
-    for histogram in histograms:
-        at = dict(zip(histogram.bounds_s, histogram.cumulative, strict=True))
-        for index, bound in enumerate(bounds):
-            cumulative[index] += at[bound]
+    for bounds_s in {histogram.bounds_s for histogram in histograms}:
+        common &= set(bounds_s)
+    rows = [
+        histogram.cumulative
+        if len(histogram.bounds_s) == len(common)
+        else [count for bound, count in zip(histogram.bounds_s, histogram.cumulative, strict=True) if bound in common]
+        for histogram in histograms
+    ]
     return Histogram(
-        bounds_s=bounds, cumulative=tuple(cumulative), sum_s=sum(histogram.sum_s for histogram in histograms)
+        bounds_s=tuple(sorted(common)),
+        cumulative=tuple(map(math.fsum, zip(*rows, strict=True))),
+        sum_s=math.fsum(histogram.sum_s for histogram in histograms),
     )

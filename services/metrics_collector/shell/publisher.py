@@ -4,7 +4,6 @@ The store may be away: a round that cannot be written is lost for the store (its
 goes on and the next window that is written holds right rates, since counters go on in memory.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -13,13 +12,14 @@ from metrics_collector.core.demand import DemandBoard, forget, front_door_partia
 from metrics_collector.core.partials import CountedReplica, RoleKey, role_partial
 from metrics_collector.core.status import TargetStatus, replica_sample
 from metrics_collector.core.targets import Target
-from metrics_collector.core.windows import Window, replica_window
+from metrics_collector.core.windows import ReplicaWindow, Window, replica_window
 from metrics_collector.shell.archive import Archive
 from metrics_collector.shell.metrics import ScrapeMetrics
 from metrics_collector.shell.settings import CollectorSettings
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.rpc.run import ServiceContext
 from trimtab.store.errors import StoreUnavailable
+from trimtab.store.observations import window_end_s
 
 log = structlog.get_logger(__name__)
 
@@ -68,12 +68,10 @@ class Publisher:
     async def round(self, end_s: float) -> None:
         """Close the window that ends at ``end_s``."""
         window = Window(start_s=end_s - self._settings.window_s, end_s=end_s)
-        partials = self.partials(window)
-        samples = self._samples(window)
+        windows = {target_id: replica_window(status.series, window) for target_id, status in self._statuses().items()}
         try:
-            async with asyncio.timeout(max(1.0, self._settings.scrape_interval_s)):
-                merged = await self._archive.write(partials, samples, at_s=end_s)
-        except (StoreUnavailable, TimeoutError) as error:
+            merged = await self._archive.write(self._partials(window, windows), self._samples(windows), at_s=end_s)
+        except StoreUnavailable as error:
             self._metrics.rounds.labels("lost").inc()
             if not self._store_lost:
                 self._store_lost = True
@@ -87,7 +85,12 @@ class Publisher:
         for observation in merged:
             self._on_observation(observation)
 
-    def partials(self, window: Window) -> list[pb.RolePartial]:
+    def fresh(self) -> list[pb.RoleObservation]:
+        """The newest observations, without those too old to say anything about now."""
+        oldest_s = self._now_s() - 2 * self._settings.window_s
+        return [item for item in self.observations.values() if window_end_s(item) > oldest_s]
+
+    def _partials(self, window: Window, windows: Mapping[str, ReplicaWindow | None]) -> list[pb.RolePartial]:
         """This collector's partials of every role that it has targets of, and of every front door."""
         roles: dict[RoleKey, list[CountedReplica]] = {}
         statuses = self._statuses()
@@ -96,12 +99,11 @@ class Publisher:
                 continue
             replicas = roles.setdefault(RoleKey(service=target.service, role=target.role), [])
             if target.counted:
-                status = statuses[target_id]
                 replicas.append(
                     CountedReplica(
                         replica=target.replica,
-                        window=replica_window(status.series, window),
-                        stuck=status.stuck,
+                        window=windows[target_id],
+                        stuck=statuses[target_id].stuck,
                         routable_by_actuator=target.routable_by_actuator,
                     )
                 )
@@ -116,10 +118,10 @@ class Publisher:
             self.demand, window, collector=collector, expiry_s=self._settings.demand_expiry_s
         )
 
-    def _samples(self, window: Window) -> Sequence[pb.ReplicaSample]:
+    def _samples(self, windows: Mapping[str, ReplicaWindow | None]) -> Sequence[pb.ReplicaSample]:
         statuses = self._statuses()
         samples = [
-            replica_sample(target, statuses[target_id], window)
+            replica_sample(target, statuses[target_id], windows[target_id])
             for target_id, target in self._targets().items()
             if target.placed
         ]

@@ -110,7 +110,7 @@ class _Collector:
         )
         context.registry.register(
             FleetMetrics(
-                lambda: list(self._publisher.observations.values()),
+                self._publisher.fresh,
                 lambda: self._scraper.statuses,
                 lambda: {actuator.cluster: actuator.connected for actuator in self.actuators},
             )
