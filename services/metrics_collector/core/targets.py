@@ -15,17 +15,13 @@ from urllib.parse import urlsplit
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
+from trimtab.words import Role
 
 FILE_SD = "file_sd"
 MAX_TARGETS_PER_FILE = 100_000
 
-ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {
-    "colocated": types_pb2.ROLE_COLOCATED,
-    "prefill": types_pb2.ROLE_PREFILL,
-    "decode": types_pb2.ROLE_DECODE,
-    "prefill-attention": types_pb2.ROLE_PREFILL_ATTENTION,
-    "prefill-ffn": types_pb2.ROLE_PREFILL_FFN,
-}
+ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {role.value: types_pb2.Role.ValueType(role.number) for role in Role}
+"""As people write it, such as ``prefill-ffn`` → as the API has it."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MAX_TARGET_ID = 253
 

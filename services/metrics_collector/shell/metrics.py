@@ -9,6 +9,9 @@ from prometheus_client.registry import Collector
 from metrics_collector.core.status import TargetStatus
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.words import Role
+
+FRONT_DOOR = "front-door"
 
 
 class ScrapeMetrics:
@@ -65,7 +68,7 @@ class FleetMetrics(Collector):
             "trimtab_role_replicas", "Counted replicas, by whether they reported", labels=[*role_labels, "reported"]
         )
         for observation in self._observations():
-            role = [observation.service, _short(types_pb2.Role.Name(observation.role), "ROLE_")]
+            role = [observation.service, _role_label(observation.role)]
             for item in observation.signals:
                 name = _short(pb.Signal.Name(item.signal), "SIGNAL_")
                 quality_name = _short(types_pb2.Quality.Name(item.measurement.quality), "QUALITY_")
@@ -96,6 +99,10 @@ class FleetMetrics(Collector):
         for state, count in sorted(counts.items()):
             targets.add_metric([_short(pb.TargetState.Name(state), "TARGET_STATE_")], count)
         return targets
+
+
+def _role_label(role: "types_pb2.Role.ValueType") -> str:
+    return FRONT_DOOR if role == types_pb2.ROLE_UNSPECIFIED else Role.from_number(role).value
 
 
 def _short(name: str, prefix: str) -> str:
