@@ -96,6 +96,8 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
     race: bool = False
     """The inventory changes between the look and the next write, once."""
     delay_s: float = 0.0
+    hang_writes: bool = False
+    attempts: int = 0
     port: int = 0
 
     def taken(self, node: str) -> set[int]:
@@ -127,11 +129,14 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         return actuator_pb2.ListOperationsResponse(operations=self.operations)
 
     async def ApplyPlacements(self, request, context):
+        self.attempts += 1
+        if self.hang_writes:
+            await asyncio.sleep(60)
         if self.race:
             self.race = False
             self.inventory_revision += 1
         if request.fencing.token < self.highest_token:
-            await self._abort(context, "FENCED_OFF", "an older token")
+            await self._abort(context, "FENCED_OFF", "an older token", highest_token=str(self.highest_token))
         if request.inventory_revision != self.inventory_revision:
             await self._abort(context, "OUTDATED_INVENTORY", f"the inventory is at revision {self.inventory_revision}")
         self.highest_token = request.fencing.token
@@ -167,8 +172,8 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         return replica.deployment_group == group and replica.role == role and live
 
     @staticmethod
-    async def _abort(context, reason: str, message: str) -> None:
-        status = FailedPrecondition(reason, message).to_status()
+    async def _abort(context, reason: str, message: str, **metadata: str) -> None:
+        status = FailedPrecondition(reason, message, metadata).to_status()
         await context.abort(
             grpc.StatusCode.FAILED_PRECONDITION, message, ((STATUS_DETAILS_KEY, status.SerializeToString()),)
         )

@@ -199,6 +199,51 @@ def test_the_order_of_what_is_given_changes_nothing(fleet, requests, shuffler: r
     assert plan_cycle(other_fleet, other_requests, now_s=0.0) == plan_cycle(fleet, requests, now_s=0.0)
 
 
+def fits_somehow(frees: list[int], sizes: list[int]) -> bool:
+    """Exhaustive: whether replicas of ``sizes`` GPUs fit nodes with ``frees`` free ones."""
+    if not sizes:
+        return True
+    for index in range(len(frees)):
+        if frees[index] >= sizes[0] and frees[index] not in frees[:index]:
+            rest = [*frees[:index], frees[index] - sizes[0], *frees[index + 1 :]]
+            if fits_somehow(rest, sizes[1:]):
+                return True
+    return False
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3),
+    st.sampled_from(((1, 1), (2, 1), (1, 4), (8, 2), (4, 4))),
+    st.tuples(st.integers(1, 3), st.integers(1, 4)),
+)
+def test_what_fits_is_found_when_sizes_divide_one_another(domains, sizes, counts) -> None:
+    """A denial is never a mistake of the packing; and what is too much is never squeezed in."""
+    rows = [(f"s2-{number}", free) for number, frees in enumerate(domains) for free in frees]
+    inventory = ClusterInventory(
+        cluster="a",
+        inventory_revision=1,
+        nodes=NodeColumns(
+            nodes=tuple(f"n{index}" for index in range(len(rows))),
+            vdcs=("v",) * len(rows),
+            s2s=tuple(s2 for s2, _ in rows),
+            s1s=tuple(f"s1-{index % 2}" for index in range(len(rows))),
+            gpu_types=("H20",) * len(rows),
+            gpus=(8,) * len(rows),
+            free_gpu_masks=tuple((1 << free) - 1 for _, free in rows),
+        ),
+    )
+    roles = tuple(
+        RoleRequest(role=role, replicas=count, gpus_per_replica=size)
+        for role, count, size in zip((Role.PREFILL, Role.DECODE), counts, sizes, strict=True)
+    )
+    request = ScalingRequest(service="svc", decision_id="d", affinity=Level.S2, roles=roles)
+    (result,) = plan_cycle([inventory], [request], now_s=0.0).results
+    wanted = sorted((size for count, size in zip(counts, sizes, strict=True) for _ in range(count)), reverse=True)
+    possible = any(fits_somehow(frees, wanted) for frees in domains)
+    assert (result.outcome is Outcome.PLACED) == possible
+
+
 REPLAY = """
 import hashlib
 from prescheduler.core.model import *

@@ -222,6 +222,77 @@ async def test_slow_cluster_delays_the_others_no_longer_than_its_timeout(
         assert len(quick.replicas) == 3
 
 
+async def test_store_that_lost_its_tokens_catches_up_with_the_actuators(
+    store, store_url, free_port, start_actuator
+) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    actuator.highest_token = 50
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted())
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+    assert [write.fencing.token for write in actuator.writes] == [51]
+
+
+async def test_write_without_a_reply_is_not_repeated_elsewhere(store, store_url, free_ports, start_actuator) -> None:
+    """The service may live in the first cluster by now; no process places it in the second."""
+    first, server = await start_actuator("a", ROWS)
+    second, _ = await start_actuator("b", [("s2-0", "s1-0", "n0", "H20", 8, 8), ("s2-0", "s1-0", "n1", "H20", 8, 8)])
+    first.hang_writes = True
+    ports = free_ports(2)
+    async with prescheduler(store, store_url, ports[0], first, second, actuator_timeout_s=0.3) as running:
+        await running.ask(wanted())
+        held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
+        assert held.detail.startswith("cluster a did not answer the write: deadline exceeded")
+        await asyncio.sleep(0.5)
+        held = await running.result()
+        assert "a write may still take effect until" in held.detail
+        assert (first.attempts, second.attempts) == (1, 0)
+        await server.stop(0)
+        await asyncio.sleep(0.5)
+    async with prescheduler(store, store_url, ports[1], first, second) as running:
+        await _leader(running)
+        await asyncio.sleep(0.5)
+        held = await running.result()
+        assert "holds replicas of chat" in held.detail
+    assert second.writes == []
+
+
+async def test_write_without_a_reply_is_made_again_after_it_expired(
+    store, store_url, free_port, start_actuator
+) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    actuator.hang_writes = True
+    limits = {"actuator_timeout_s": 0.2, "placement_ttl_s": 0.6}
+    async with prescheduler(store, store_url, free_port, actuator, **limits) as running:
+        await running.ask(wanted())
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
+        actuator.hang_writes = False
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+    assert (actuator.attempts, len(actuator.replicas)) == (2, 3)
+
+
+async def test_actuator_of_another_cluster_is_left_out(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuators={"b": actuator.address}) as running:
+        await running.ask(wanted())
+        held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
+        assert "its actuator says that it is of cluster 'a'" in held.detail
+    assert actuator.writes == []
+
+
+async def test_table_that_contradicts_itself_leaves_its_cluster_out(
+    store, store_url, free_port, start_actuator
+) -> None:
+    bad, _ = await start_actuator("a", [*ROWS, ROWS[0]])
+    good, _ = await start_actuator("b", ROWS)
+    async with prescheduler(store, store_url, free_port, bad, good) as running:
+        await running.ask(wanted())
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        topology = await running.stub.GetTopology(scheduler_pb2.GetTopologyRequest(), timeout=5)
+    assert [item.error for item in topology.unreachable_clusters] == ["cluster a: node 'n0' is listed twice"]
+    assert (len(bad.replicas), len(good.replicas)) == (0, 3)
+
+
 @pytest.mark.parametrize(
     ("change", "constraint"),
     [

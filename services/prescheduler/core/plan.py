@@ -143,7 +143,8 @@ def _serve(cycle: _Cycle, request: ScalingRequest) -> ServiceResult:
     if placed != wanted:
         outcome = Outcome.PARTIAL if any(placed.values()) else Outcome.DENIED
         sentence = f"{sentence}; {detail}" if sentence else detail
-        sentence += "".join(f" (cluster {lost.cluster} did not answer)" for lost in cycle.missing)
+        silent = [item.cluster for item in cycle.missing if item.cluster not in cycle.tree.vdc_of_cluster]
+        sentence += "".join(f" (cluster {cluster} did not answer)" for cluster in silent)
     elif any(placed.values()):
         outcome = Outcome.PLACED
     else:

@@ -17,7 +17,7 @@ from prescheduler.shell import wire
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
 from trimtab.rpc import clients
-from trimtab.rpc.errors import describe, error_reason
+from trimtab.rpc.errors import describe, error_info
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +52,8 @@ class WriteOutcome:
     outdated: bool = False
     """The inventory had changed since it was listed: ask again."""
     fenced_off: bool = False
+    highest_token: int = 0
+    """With ``fenced_off``: the token that the actuator has seen."""
 
 
 class Clusters:
@@ -101,13 +103,7 @@ class Clusters:
         try:
             response = await self._stubs[cluster].ApplyPlacements(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            return WriteOutcome(
-                refused={},
-                error=describe(error),
-                unanswered=error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
-                outdated=error_reason(error) == _OUTDATED,
-                fenced_off=error_reason(error) == _FENCED_OFF,
-            )
+            return _failed_write(error)
         answered = {item.group: item for item in response.results}
         refused = {}
         for group in request.groups:
@@ -183,6 +179,20 @@ class Clusters:
             if not token:
                 return frozenset(found)
         raise ClusterSilent(f"it lists more than {_MAX_PAGES} pages of unfinished operations")
+
+
+def _failed_write(error: grpc.aio.AioRpcError) -> WriteOutcome:
+    info = error_info(error)
+    reason = info.reason if info is not None else ""
+    highest = info.metadata["highest_token"] if info is not None and "highest_token" in info.metadata else ""
+    return WriteOutcome(
+        refused={},
+        error=describe(error),
+        unanswered=error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
+        outdated=reason == _OUTDATED,
+        fenced_off=reason == _FENCED_OFF,
+        highest_token=int(highest) if highest.isdecimal() else 0,
+    )
 
 
 _UNDER_WAY = (actuator_pb2.OPERATION_STATE_PENDING, actuator_pb2.OPERATION_STATE_RUNNING)

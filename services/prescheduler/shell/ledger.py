@@ -191,6 +191,10 @@ class Ledger:
         self._known = _Known(results=new_results, groups=new_groups)
         return True
 
+    async def raise_token(self, token: int) -> None:
+        """See to it that the next leader's token is higher than ``token``. Raises ``FencedOff`` when it is already."""
+        await fenced_write(self._store, keys.PRESCHEDULER, token, ())
+
     async def read_answer(self, request_id: str) -> tuple[bytes, scheduler_pb2.ScheduleResponse] | None:
         """Digest of the call and the answer that an earlier Schedule call of this id got."""
         key = keys.schedule_answer(request_id)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from prescheduler.core.admission import clock_text
 from prescheduler.core.groups import list_groups
-from prescheduler.core.model import MissingCluster, Outcome, Plan, ScalingRequest, ServiceResult
+from prescheduler.core.model import GroupPlacement, MissingCluster, Outcome, Plan, ScalingRequest, ServiceResult
 from prescheduler.core.pacing import Pace, note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.settle import settle
@@ -78,6 +79,7 @@ class Scheduler:
         self._newest: View | None = None
         self._counter = 0
         self._retry_soon = False
+        self._unsettled: dict[str, tuple[tuple[GroupPlacement, ...], float]] = {}
         self._paces: dict[str, Pace] = {}
 
     # The beat
@@ -205,7 +207,7 @@ class Scheduler:
         started = time.monotonic()
         await self._load()
         report = await self._plan(requests, broken=broken, tokens=tokens)
-        plan = await self._apply(report.plan, report.view)
+        plan, pending = await self._apply(report.plan, report.view)
         if standing:
             self._paces = note_placements(
                 self._paces, plan, now_s=self._clock.now_s(), first_wait_s=self._settings.retry_placement_s
@@ -213,7 +215,7 @@ class Scheduler:
         self._metrics.count(plan)
         self._metrics.silent_clusters.set(len(report.view.silent))
         cycle = self._cycle_message(plan, report.view, started)
-        await self._keep(plan, report.view, cycle, standing=standing)
+        await self._keep(plan, report.view, cycle, pending=pending, standing=standing)
         self._metrics.cycle_duration.observe(time.monotonic() - started)
         return cycle
 
@@ -240,13 +242,28 @@ class Scheduler:
                     cluster=cluster, error=error, services=services or frozenset(), known=services is not None
                 )
             )
-        return tuple(found)
+        return (*found, *self._unsettled_writes())
 
-    async def _apply(self, plan: Plan, view: View) -> Plan:
+    def _unsettled_writes(self) -> list[MissingCluster]:
+        """Clusters that may still carry out a write that they did not answer: its services wait until it expires."""
+        now_s = self._clock.now_s()
+        self._unsettled = {cluster: item for cluster, item in self._unsettled.items() if now_s < item[1]}
+        return [
+            MissingCluster(
+                cluster=cluster,
+                error=f"a write may still take effect until {clock_text(until_s)}",
+                services=frozenset(group.service for group in groups),
+                known=True,
+            )
+            for cluster, (groups, until_s) in sorted(self._unsettled.items())
+        ]
+
+    async def _apply(self, plan: Plan, view: View) -> tuple[Plan, list[GroupPlacement]]:
+        """The results as they came out, and the groups that were accepted."""
         self._retry_soon = False
         by_cluster = plan.by_cluster()
         if not by_cluster:
-            return plan
+            return plan, []
         await self._ledger.announce(self._token(), [group for groups in by_cluster.values() for group in groups])
         for cluster, groups in by_cluster.items():
             self._seen[cluster] |= {group.service for group in groups if group.add}
@@ -273,9 +290,19 @@ class Scheduler:
                     "write refused", cluster=cluster, error=outcome.error, refused=dict(sorted(outcome.refused.items()))
                 )
         if any(outcome.fenced_off for outcome in outcomes):
+            await self._step_down(max(outcome.highest_token for outcome in outcomes))
             raise NotLeading("an actuator has seen a newer leader")
+        for (cluster, groups), outcome in zip(by_cluster.items(), outcomes, strict=True):
+            if outcome.unanswered:
+                self._unsettled[cluster] = (groups, expire_s)
         self._retry_soon = any(outcome.outdated for outcome in outcomes)
-        return fold_writes(
+        sent = [
+            group
+            for groups, outcome in zip(by_cluster.values(), outcomes, strict=True)
+            for group in groups
+            if not (outcome.error or group.group in outcome.refused)
+        ]
+        folded = fold_writes(
             plan,
             {
                 cluster: ClusterWrite(
@@ -287,8 +314,23 @@ class Scheduler:
                 for cluster, outcome in zip(by_cluster, outcomes, strict=True)
             },
         )
+        return folded, sent
 
-    async def _keep(self, plan: Plan, view: View, cycle: scheduler_pb2.Cycle, *, standing: bool) -> None:
+    async def _step_down(self, highest_token: int) -> None:
+        """Give the lease up, and lift the store's counter of tokens if it is behind: it was lost or restored."""
+        log.warning("fenced off by an actuator", token=self._lease.token, highest_token=highest_token)
+        await self._ledger.raise_token(highest_token)
+        await self._lease.release()
+
+    async def _keep(
+        self,
+        plan: Plan,
+        view: View,
+        cycle: scheduler_pb2.Cycle,
+        *,
+        pending: Sequence[GroupPlacement],
+        standing: bool,
+    ) -> None:
         before = self._ledger.results
         settled = {item.service: settle(before.get(item.service), item) for item in plan.results}
         changed = any(before.get(service) != result for service, result in settled.items())
@@ -303,7 +345,7 @@ class Scheduler:
             standing=[item.service for item in plan.results] if standing else None,
             groups=groups,
             reachable=reachable,
-            pending=[group for item in plan.results for group in item.groups],
+            pending=[*pending, *(group for groups, _ in self._unsettled.values() for group in groups)],
             cycle=cycle if noteworthy else None,
         )
         self._last_silent = silent
