@@ -55,7 +55,6 @@ class DecisionLog:
         self._records: dict[str, decision_pb2.Decision] = {}
         self._after = "0"
         self._written = 0
-        self._kick = asyncio.Event()
         self._loaded = False
         self.hub: WatchHub[policy_pb2.WatchDecisionsResponse] = WatchHub(
             snapshot=list, bookmark=lambda: self._bookmark(now()), stopping=stopping
@@ -83,7 +82,6 @@ class DecisionLog:
         """Show at once what this process wrote itself; the stream brings it again."""
         for record in records:
             self._take(record)
-        self._kick.set()
 
     def get(self, decision_id: str) -> decision_pb2.Decision | None:
         """A record by id."""
@@ -130,7 +128,6 @@ class DecisionLog:
             except CorruptEntry as error:
                 log.warning("the decision stream does not parse; reading on from its end", error=str(error))
                 self._loaded = False
-            self._kick.clear()
             if await stopped_within(self._stopping, POLL_INTERVAL_S):
                 return
 
