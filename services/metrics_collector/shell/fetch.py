@@ -5,6 +5,7 @@ The filtered page, ``/metrics/?name[]=…``, is asked for first; a server that a
 """
 
 import asyncio
+import os
 import time
 import zlib
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class Fetcher:
             raise DownError(f"no page within {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             self.forget(address)
-            raise DownError(str(error) or type(error).__name__) from error
+            raise DownError(_reason(error)) from error
         except DownError:
             self.forget(address)
             raise
@@ -127,3 +128,11 @@ class Fetcher:
         if unpack is not None and not unpack.eof:
             raise RefusedError("the packed page is cut")
         return b"".join(parts)
+
+
+def _reason(error: Exception) -> str:
+    """One line for people; aiohttp wraps a refused connection in its own words and the call's arguments."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return os.strerror(number).lower() if number else str(error.os_error)
+    return str(error) or type(error).__name__
