@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable
 
 import aiohttp
+import structlog
 from aiohttp import web
 
 from simulator.gateway.core import Role, Stage, Ticket
@@ -44,7 +45,11 @@ from simulator.gateway.sse import (
 )
 from simulator.gateway.upstream import TRANSPORT_ERRORS, Upstream, UpstreamFailure
 
+log = structlog.get_logger(__name__)
+
 RETRY_AFTER_S = 2
+MAX_MISCONNECTIONS = 3
+"""How many replicas that cannot even be connected to are passed over; none of them has seen the request."""
 ABORT = "abort"
 _PASSED_BACK = ("Content-Type", "X-Request-Id", "Retry-After")
 
@@ -83,6 +88,7 @@ class Exchange:
         self._at_server = False
         self._moving = False
         self._reissued = False
+        self._misconnections = 0
         self.outcome = "failed"
 
     async def run(self) -> web.StreamResponse:
@@ -98,8 +104,13 @@ class Exchange:
                     503, str(missing), "Service Unavailable", {"Retry-After": str(RETRY_AFTER_S)}
                 )
             except UpstreamFailure as failure:
+                if failure.never_sent and self._misconnections < MAX_MISCONNECTIONS:
+                    self._misconnections += 1
+                    continue
                 if self._reissued or not self._can_start_again():
+                    log.warning("request failed", upstream_error=str(failure), reissued=self._reissued, **self._where())
                     return await self._give_up(502, str(failure), "BadGatewayError", {})
+                log.info("request is reissued", upstream_error=str(failure), **self._where())
                 cause = failure.cause
             except asyncio.CancelledError:
                 if not self._taken_back():
@@ -111,6 +122,10 @@ class Exchange:
                 return response
             self._reissued = True
             self._on_reissue(cause)
+
+    def _where(self) -> dict[str, str]:
+        """What a log line says of the request."""
+        return {"of_service": self._service, "request_id": self._headers.get("X-Request-Id", "")}
 
     # Leaving a replica
 

@@ -23,16 +23,21 @@ class UpstreamFailure(Exception):
     `cause` is a metric label: unreachable, error, aborted or cut_off.
     """
 
-    def __init__(self, message: str, *, cause: str, failure: Failure) -> None:
+    def __init__(self, message: str, *, cause: str, failure: Failure, never_sent: bool = False) -> None:
         super().__init__(message)
         self.cause = cause
         self.failure = failure
+        self.never_sent = never_sent
+        """No connection came about, so the replica has not seen the request."""
 
     @classmethod
     def unreachable(cls, endpoint: Endpoint, error: BaseException) -> UpstreamFailure:
         """It refused, reset or let the connection fall silent."""
         text = str(error) or type(error).__name__
-        return cls(f"{endpoint.replica}: {text}", cause="unreachable", failure=Failure.UNREACHABLE)
+        never_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        return cls(
+            f"{endpoint.replica}: {text}", cause="unreachable", failure=Failure.UNREACHABLE, never_sent=never_sent
+        )
 
     @classmethod
     def error(cls, endpoint: Endpoint, text: str) -> UpstreamFailure:

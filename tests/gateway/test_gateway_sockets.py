@@ -238,10 +238,30 @@ async def test_dead_server_is_avoided_for_a_moment(gateway):
     for _ in range(3):
         status, _ = await gateway.complete(model="chat", prompt=PROMPT, max_tokens=2)
         assert status == 200
+    assert len(b.bodies) == 3
+
+
+async def test_replicas_that_refuse_connections_are_passed_over_without_using_up_the_reissue(gateway):
+    servers = [await gateway.server(name) for name in "abcd"]
+    await gateway.start(avoid_s=30)
+    await gateway.publish(1, {"chat": [(server.name, server.address, ROUTABLE) for server in servers]})
+    await servers[0].stop()
+    await servers[1].stop()
+    servers[2].break_how = "http_500"
+    status, answer = await gateway.complete(model="chat", prompt=PROMPT, max_tokens=4)
+    assert (status, answer["choices"][0]["text"]) == (200, expected_text(4))
     async with gateway.http.get(gateway.url + "/metrics") as response:
         page = await response.text()
-    assert 'trimtab_gateway_reissues_total{cause="unreachable",service="chat"} 1.0' in page
-    assert len(b.bodies) == 3
+    assert 'trimtab_gateway_reissues_total{cause="error",service="chat"} 1.0' in page
+
+
+async def test_dead_fleet_ends_in_502_after_a_few_tries(gateway):
+    a, b = await two_servers(gateway, avoid_s=0.05)
+    await a.stop()
+    await b.stop()
+    status, answer = await gateway.complete(model="chat", prompt=PROMPT, max_tokens=4)
+    assert status == 502
+    assert "Cannot connect" in answer["error"]["message"]
 
 
 async def test_client_errors_of_the_server_are_passed_on(gateway):
