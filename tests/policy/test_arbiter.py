@@ -6,7 +6,7 @@ from policy_engine.core.arbiter import arbitrate
 from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
 from policy_engine.core.guards import GuardState
 from policy_engine.core.overlay import OverlayReplica
-from policy_engine.core.tss import Share
+from policy_engine.core.tss import Share, predicted_z
 from policy_engine.core.vocabulary import ClampKind, MemberKey, Region, Rule
 from trimtab.words import LifeCycle, Role
 
@@ -245,3 +245,17 @@ def test_an_idle_donor_with_floor_zero_may_give_its_last():
 def test_an_unfit_share_is_not_rescued_by_its_z():
     members = [member("chat", 0.2, fit=False), member("code", 4.0)]
     assert moves(fast(arena(members, {"chat-0", "code-1", "code-2", "code-3"}))) is None
+
+
+def test_the_documented_example():
+    """docs/token-service-share.md, "Worked example": figures and move."""
+    profiles = {"chat": (900, 40, 10, 28), "code": (640, 8, 0, 23), "reason": (270, 6, 0, 30)}
+    z = {name: tps / (running + 8 * waiting) / theta for name, (tps, running, waiting, theta) in profiles.items()}
+    assert {name: round(value, 2) for name, value in z.items()} == {"chat": 0.27, "code": 3.48, "reason": 1.5}
+    assert round(predicted_z(z["code"], replicas=3, released=1), 2) == 1.89
+    members = [member(name, value) for name, value in z.items()]
+    awake = {"chat-0", "chat-1", "chat-2", "code-3", "code-4", "code-5", "reason-6"}
+    facts = {"code-3": (LifeCycle.ACTIVE, 3), "code-4": (LifeCycle.ACTIVE, 1), "code-5": (LifeCycle.ACTIVE, 4)}
+    verdict = fast(arena(members, awake, gpus=8, sizes={"reason": 2}, facts=facts))
+    assert moves(verdict) == (["code-4"], ["chat-4"])
+    assert {item.donor: item.taken for item in verdict.candidates} == {"": False, "code": True, "reason": False}

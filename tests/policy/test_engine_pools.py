@@ -182,3 +182,54 @@ async def test_a_follower_takes_over_a_killed_leader_and_the_old_token_is_refuse
     await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old))
     assert len(fake_actuator.states) == 1
     assert (await decisions_of(follower))[0].fencing.token == old
+
+
+async def test_the_stores_restart_changes_nothing(own_store, fake_actuator, start_engine, eventually):
+    """SIGKILL of the store, and its return with what it had: no new state, and no lower token."""
+    engine = await start_engine(fake_actuator, store_url=own_store.url)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    own_store.kill()
+    await asyncio.sleep(1.2)
+    status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+    assert not status.leader, "a lease that the store cannot renew runs out"
+    own_store.start()
+
+    async def leads():
+        return (await engine.stub.GetStatus(policy_pb2.GetStatusRequest())).leader
+
+    await until(leads)
+    await asyncio.sleep(0.3)
+    assert len(fake_actuator.states) == 1
+    assert fake_actuator.tokens == sorted(fake_actuator.tokens)
+    assert len(await decisions_of(engine)) == 1
+
+
+async def test_an_actuator_that_is_ahead_is_followed(fake_actuator, start_engine, store):
+    """The store lost a pool's desired state; the actuator has revision 7: who is awake stays awake."""
+    for name in ("chat-node-0-1", "code-node-0-3"):
+        fake_actuator.put(name, name.split("-")[0], pool="shared")
+    from trimtab.api.actuator.v1 import actuator_pb2
+
+    fake_actuator.current["shared"] = actuator_pb2.PoolState(
+        pool="shared", state_revision=7, awake=["chat-node-0-1", "code-node-0-3"]
+    )
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await until(lambda: asyncio.sleep(0, fake_actuator.current["shared"].state_revision > 7))
+    assert sorted(fake_actuator.current["shared"].awake) == ["chat-node-0-1", "code-node-0-3"]
+
+
+async def test_a_changed_pool_keeps_awake_whoever_still_fits(fake_actuator, start_engine):
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    await apply(engine, pool_of(("chat", 2), ("code", 1), gpus=3))
+
+    async def laid_out_anew():
+        births = [item for item in await decisions_of(engine) if item.kind == decision_pb2.DECISION_KIND_POOL_BIRTH]
+        return len(births) == 2
+
+    await until(laid_out_anew)
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.current["shared"].overlay) == 6))
+    assert sorted(fake_actuator.current["shared"].awake) == ["chat-node-0-0", "chat-node-0-1", "code-node-0-2"]
