@@ -216,9 +216,11 @@ async def test_work_that_outlives_its_call_is_not_bound_by_the_calls_deadline(st
         kept.append(asyncio.create_task(later()))
         return pb.ListTargetsResponse()
 
+    stub = demo.stub()
+    await stub.ListTargets(pb.ListTargetsRequest())
     demo.servicer.behaviour = spawn
-    await demo.stub().ListTargets(pb.ListTargetsRequest(), timeout=0.2)
-    await asyncio.sleep(0.25)
+    await stub.ListTargets(pb.ListTargetsRequest(), timeout=0.5)
+    await asyncio.sleep(0.55)
     answered.set()
     assert (await kept[0]).next_page_token == "late"
 

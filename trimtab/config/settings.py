@@ -9,7 +9,6 @@ misspelt field: services share one environment, and Kubernetes adds variables of
 """
 
 import difflib
-import ipaddress
 import re
 import sys
 import types
@@ -21,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trimtab import __version__
+from trimtab.addresses import is_loopback, split_address
 from trimtab.config.yamlfile import YamlError, read_yaml_documents
 from trimtab.errors import SettingsError
 
@@ -36,30 +36,6 @@ __all__ = [
 
 ENV_PREFIX = "TRIMTAB_"
 _KUBERNETES_VARIABLE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6]:port`` → (host, port). Raises ``ValueError`` that says what is wrong."""
-    host, separator, port_text = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"{address!r}: an IPv6 address is written [address]:port")
-    if not separator or not host:
-        raise ValueError(f"{address!r} is not host:port")
-    if not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65535:
-        raise ValueError(f"{address!r}: the port is a number from 0 to 65535")
-    return host, int(port_text)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``; a name other than localhost counts as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _checked_address(value: str) -> str:

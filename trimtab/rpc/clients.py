@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from trimtab.config.settings import split_address
+from trimtab.addresses import split_address
 from trimtab.rpc.calls import REQUEST_ID_KEY, current_call, new_request_id
 from trimtab.rpc.tls import ClientTls
 

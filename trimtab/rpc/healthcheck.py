@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
-from trimtab.config.settings import split_address
+from trimtab.addresses import split_address
 from trimtab.errors import StartupError
 from trimtab.rpc.errors import describe
 from trimtab.rpc.tls import ClientTls

@@ -1,13 +1,10 @@
 """``/metrics`` of a process, and ``/healthz`` that answers as long as its event loop turns."""
 
-import errno
-import os
-
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from trimtab.config.settings import split_address
+from trimtab.addresses import describe_bind_error, split_address
 from trimtab.errors import StartupError
 
 
@@ -54,11 +51,3 @@ class MetricsServer:
 
 async def _healthz(_request: web.Request) -> web.Response:
     return web.Response(text="ok\n")
-
-
-def describe_bind_error(what: str, address: str, error: OSError) -> str:
-    """One line: which listener, which address, why, and what to do."""
-    if error.errno == errno.EADDRINUSE:
-        return f"cannot listen for {what} on {address}: the port is in use; stop its owner or choose another"
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return f"cannot listen for {what} on {address}: {reason}"

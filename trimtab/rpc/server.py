@@ -8,7 +8,6 @@ await server.drain()
 """
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +16,13 @@ import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from trimtab.config.settings import ServiceSettings, split_address
+from trimtab.addresses import check_bindable
+from trimtab.config.settings import ServiceSettings
 from trimtab.errors import StartupError
 from trimtab.rpc.clients import MAX_MESSAGE_BYTES
 from trimtab.rpc.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from trimtab.rpc.health import HealthServicer
 from trimtab.rpc.interceptors import CallInterceptor
-from trimtab.rpc.metrics_http import describe_bind_error
 from trimtab.rpc.run import ServiceContext
 from trimtab.rpc.tls import server_credentials
 
@@ -86,7 +85,8 @@ class RpcServer:
             )
         credentials = server_credentials(self._settings)
         address = self._settings.listen
-        await asyncio.to_thread(_check_bindable, address)
+        # gRPC writes the reason of a failed bind to its own log and raises without it.
+        await asyncio.to_thread(check_bindable, "gRPC", address)
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -113,18 +113,3 @@ class RpcServer:
         self._context.stopping.set()
         await self._server.stop(self._settings.drain_grace_s)
         log.info("drained", port=self.port)
-
-
-def _check_bindable(address: str) -> None:
-    """Bind once by hand: gRPC writes the reason of a failed bind to its own log and raises without it."""
-    host, port = split_address(address)
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(target)
-            probe.listen(1)
-    except socket.gaierror as error:
-        raise StartupError(f"cannot listen for gRPC on {address}: {error.strerror or error}") from error
-    except OSError as error:
-        raise StartupError(describe_bind_error("gRPC", address, error)) from error

