@@ -90,6 +90,16 @@ def test_the_latest_admitted_sequence_is_preempted_and_recomputed_without_losing
     assert engine.pool.used_blocks == 0
 
 
+def test_a_preempted_request_goes_before_those_that_wait() -> None:
+    limits = dataclasses.replace(LIMITS, num_gpu_blocks=4, max_model_len=16)
+    engine = Engine(limits, UNIT)
+    for name in ("a", "b", "c"):
+        engine.submit(request(name, 4, 8), 0.0)
+    _, finished = run_until_idle(engine)
+    assert [f.request.request_id for f in finished] == ["a", "b", "c"]
+    assert finished[1].preemptions == 1
+
+
 def test_a_shared_prefix_is_computed_once_and_the_last_token_always() -> None:
     engine = Engine(LIMITS, UNIT)
     engine.submit(request("a", 8, 1, block_hashes=(11, 12)), 0.0)

@@ -10,8 +10,11 @@ import pytest
 
 from simulator.core.memory import GpuId, OutOfMemory
 from simulator.core.profile import Profile
+from simulator.core.requests import FinishReason
 from simulator.core.sleep import SleepState
+from simulator.core.tokens import OutputPlan
 from simulator.server.faults import Fault
+from simulator.server.vllm_metrics import RequestParams
 
 CAPTURE = Path(__file__).parent / "captures" / "eager-endpoints.txt"
 _ENTRY = re.compile(r"^### (GET|POST) (/\S+)(?:  body=b'(.*)')?\n-> (\d+) in .*\n(.*)$", re.M)
@@ -275,15 +278,44 @@ async def test_a_healed_server_goes_on_with_the_iteration_that_was_under_way(mak
 
 async def test_a_request_on_the_way_to_sleep_counts_as_misrouted(make_server, http, until, quick_profile) -> None:
     at = await make_server(profile=with_lifecycle(quick_profile, first_sleep_s=0.2))
-    sleeping = asyncio.create_task(http.post(at.url + "/sleep?level=1"))
-    await until(lambda: at.server.sleep_state.is_sleeping)
-    waiting = asyncio.create_task(generate(http, at.url, 2))
-    await until(lambda: at.server.stats.requests_received_while_asleep == 1)
-    assert not sleeping.done()
-    (await sleeping).close()
+    sleeping = asyncio.create_task(at.server.sleep(1, "abort"))
+    await until(lambda: at.server.sleep_state.paused)
+    assert not at.server.sleep_state.offloaded
+    waiting = at.server.submit("r", "x", OutputPlan(2, FinishReason.LENGTH), RequestParams(1, 2))
+    assert at.server.stats.requests_received_while_asleep == 1
+    await sleeping
+    assert not waiting.done()
     async with http.post(at.url + "/wake_up"):
         pass
-    assert (await waiting)["choices"][0]["finish_reason"] == "length"
+    assert (await waiting).generated_tokens == 2
+
+
+async def test_a_wake_from_level_2_takes_as_long_as_reading_the_weights(make_server, http, quick_profile) -> None:
+    at = await make_server(profile=with_lifecycle(quick_profile, wake_level2_s=0.4))
+    loop = asyncio.get_running_loop()
+    for level, least_s in ((1, 0.02), (2, 0.4)):
+        async with http.post(at.url + f"/sleep?level={level}"):
+            pass
+        started_s = loop.time()
+        async with http.post(at.url + "/wake_up"):
+            pass
+        assert loop.time() - started_s >= least_s
+
+
+async def test_sleeping_forgets_the_prefix_cache_and_kv_that_nobody_fetched(make_server, http) -> None:
+    at = await make_server()
+    prompt = "abcd" * 64
+    body = {"prompt": prompt, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    async with http.post(at.url + "/v1/completions", json=body):
+        pass
+    assert at.server.engine.pool.used_blocks == 4
+    async with http.post(at.url + "/sleep"):
+        pass
+    assert at.server.engine.pool.used_blocks == 0
+    async with http.post(at.url + "/wake_up"):
+        pass
+    await generate(http, at.url, 1, prompt)
+    assert at.server.engine.counters.prefix_hits_tokens == 0
 
 
 async def test_slow_makes_iterations_five_times_as_long(make_server, http) -> None:
