@@ -112,7 +112,7 @@ class Stack:
             "simulator.fleet",
             *("--port", str(self._fleet_port), "--server-port-base", str(self._server_base)),
             *("--topology", str(topology), "--state-file", str(self.processes.folder / "fleet.json")),
-            *("--bring-up-scale", "0.02", *flags),
+            *("--bring-up-scale", "0.02", "--time-scale", "5", *flags),
         )
 
     def start_actuator(self, *flags: str, name: str = "actuator") -> None:

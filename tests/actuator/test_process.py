@@ -1,8 +1,19 @@
-"""The actuator process against a simulated fleet over real sockets."""
+"""The actuator process against a simulated fleet over real sockets: kills, a second actuator, gateways, placements."""
 
+import asyncio
 from typing import Any
 
+import grpc
+import pytest
+
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.api.common.v1 import types_pb2
+from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.rpc.errors import error_reason
+from trimtab.store.embedded import EmbeddedStore
+
+SWAPPED = {"chat-0": "sleeping", "chat-1": "sleeping", "code-0": "active", "code-1": "active"}
+FENCING = types_pb2.Fencing(writer="prescheduler", token=1)
 
 
 async def test_a_pool_is_brought_up_and_moves_capacity_once(stack: Any) -> None:
@@ -25,3 +36,258 @@ async def test_a_pool_is_brought_up_and_moves_capacity_once(stack: Any) -> None:
     assert stack.fleet.awake()["node-0/0"] == ["code-0"]
     routable = {name for name, replica in (await stack.replicas()).items() if replica.routable}
     assert routable == {"code-0", "code-1"}
+
+
+@pytest.mark.parametrize("phase", ["falling asleep", "waking"])
+async def test_sigkill_in_the_middle_of_a_transition_is_recovered(stack: Any, phase: str) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
+    operation_id = response.operation.operation_id
+
+    async def reached() -> bool:
+        operation = await stack.operation(operation_id)
+        return any(phase in step.phase for step in operation.steps) or operation.state > 2
+
+    await stack.until(reached, what=phase)
+    stack.processes.kill("actuator")
+    stack.start_actuator(name="actuator-2")
+    operation = await stack.ended(operation_id, timeout_s=10.0)
+    assert operation.state == pb.OPERATION_STATE_SUCCEEDED, operation
+    assert await stack.life_cycles() == SWAPPED
+    listed = await stack.stub.ListOperations(pb.ListOperationsRequest(), timeout=3)
+    kinds = [found.kind for found in listed.operations]
+    assert kinds.count(pb.OPERATION_KIND_TRANSITION) == 1, "no double transition"
+    assert sum(stats["requests_received_while_asleep"] for stats in stack.fleet.ask("/stats")["services"].values()) == 0
+
+
+async def test_sigkill_of_the_store_leaves_endpoints_and_goes_on(stack: Any, own_store: EmbeddedStore) -> None:
+    stack.store_url = own_store.url
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    before = await _first_endpoints(stack)
+    own_store.kill()
+    await asyncio.sleep(4.0)
+    during = await _first_endpoints(stack)
+    assert during.services == before.services, "the last endpoints are served without the store"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
+    assert (caught.value.code(), error_reason(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
+    own_store.start()
+
+    async def applied() -> pb.ApplyPoolStateResponse:
+        return await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
+
+    response = await stack.until(applied, timeout_s=10.0, what="an accepted state")
+    assert (await stack.ended(response.operation.operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
+    assert await stack.life_cycles() == SWAPPED
+
+
+async def test_sigkill_of_the_fleet_loses_no_replica_and_wakes_nobody_beside_another(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    stack.processes.kill("fleet")
+
+    async def withdrawn() -> bool:
+        return not any(replica.routable for replica in (await stack.replicas()).values())
+
+    await stack.until(withdrawn, timeout_s=5.0, what="the withdrawal of dead servers")
+    stack.start_fleet()
+
+    async def recovered() -> bool:
+        return {name for name, replica in (await stack.replicas()).items() if replica.routable} == {"chat-0", "code-1"}
+
+    await stack.until(recovered, timeout_s=10.0, what="the awake set as it was")
+    assert sorted(await stack.replicas()) == ["chat-0", "chat-1", "code-0", "code-1"]
+    assert stack.fleet.awake() == {"node-0/0": ["chat-0"], "node-0/1": ["code-1"], "node-1/0": [], "node-1/1": []}
+
+
+async def test_a_second_actuator_stands_by_and_takes_over(stack: Any, processes: Any, free_ports: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    other = type(stack)(processes, stack.store_url, free_ports(4))
+    other.fleet = stack.fleet
+    other.start_actuator(name="standby")
+    try:
+        await asyncio.sleep(1.0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await other.stub.ListReplicas(pb.ListReplicasRequest(), timeout=3)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        processes.kill("actuator")
+
+        async def speaks() -> bool:
+            return len(await other.replicas()) == 4
+
+        await other.until(speaks, timeout_s=10.0, what="the take-over")
+        assert (await other.life_cycles())["chat-0"] == "active"
+    finally:
+        await other.close()
+
+
+async def test_a_gateway_that_has_not_acknowledged_holds_a_release_up(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    first = await _first_endpoints(stack)
+    beating = asyncio.create_task(_heartbeat(stack, revision=first.revision))
+    try:
+        response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
+        operation_id = response.operation.operation_id
+
+        async def waits() -> bool:
+            return "waiting for gateway gateway-t" in (await stack.operation(operation_id)).steps[0].phase
+
+        await stack.until(waits, what="the wait for the gateway")
+        await asyncio.sleep(1.0)
+        assert (await stack.life_cycles())["chat-0"] == "draining"
+        now = await _first_endpoints(stack)
+        states = {e.replica: e.state for s in now.services for e in s.endpoints}
+        assert states == {
+            "chat-0": pb.ENDPOINT_STATE_DRAINING,
+            "code-1": pb.ENDPOINT_STATE_ROUTABLE,
+        }
+        assert now.revision > first.revision
+        beating.cancel()
+        beating = asyncio.create_task(_heartbeat(stack, revision=now.revision, in_flight={"chat-0": 1}))
+
+        async def drains() -> bool:
+            return "1 in flight" in (await stack.operation(operation_id)).steps[0].phase
+
+        await stack.until(drains, what="the drain")
+        beating.cancel()
+        beating = asyncio.create_task(_heartbeat(stack, revision=now.revision))
+        assert (await stack.ended(operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
+    finally:
+        beating.cancel()
+
+
+async def _heartbeat(stack: Any, *, revision: int, in_flight: dict[str, int] | None = None) -> None:
+    items = [pb.ReplicaInFlight(replica=name, requests=count) for name, count in (in_flight or {}).items()]
+    while True:
+        request = pb.AcknowledgeEndpointsRequest(gateway="gateway-t", revision=revision, in_flight=items)
+        await stack.stub.AcknowledgeEndpoints(request, timeout=3)
+        await asyncio.sleep(0.2)
+
+
+async def _first_endpoints(stack: Any) -> pb.WatchEndpointsResponse:
+    stream = stack.stub.WatchEndpoints(pb.WatchEndpointsRequest(gateway="gateway-t"))
+    try:
+        async for message in stream:
+            return message
+    finally:
+        stream.cancel()
+    raise AssertionError("no endpoints came")
+
+
+def group(name: str, *gpus: tuple[str, int], remove: int = 0) -> scheduler_pb2.GroupPlacement:
+    """Colocated replicas of one GPU each, or ``remove`` of them."""
+    add = [
+        scheduler_pb2.ReplicaPlacement(
+            replica=f"{name}-{node}-{gpu}",
+            role=types_pb2.ROLE_COLOCATED,
+            node=node,
+            gpu_indices=[gpu],
+            model="dsllama-8b",
+            profile="a100-8b-tp1",
+            gpu_type="A100-40GB",
+        )
+        for node, gpu in gpus
+    ]
+    taken = [scheduler_pb2.ScaleIn(role=types_pb2.ROLE_COLOCATED, count=remove)] if remove else []
+    return scheduler_pb2.GroupPlacement(
+        group=name, service="chat", cluster="local", add=add, remove=taken, decision_id="d-2-1"
+    )
+
+
+async def place(stack: Any, *groups: scheduler_pb2.GroupPlacement, **fields: Any) -> pb.ApplyPlacementsResponse:
+    """ApplyPlacements on the newest inventory."""
+    nodes = await stack.stub.ListNodes(pb.ListNodesRequest(), timeout=3)
+    values = {"inventory_revision": nodes.inventory_revision, "fencing": FENCING, **fields}
+    return await stack.stub.ApplyPlacements(pb.ApplyPlacementsRequest(groups=groups, **values), timeout=5)
+
+
+async def free_gpus(stack: Any) -> dict[str, int]:
+    response = await stack.stub.ListNodes(pb.ListNodesRequest(), timeout=3)
+    return dict(zip(response.nodes.nodes, response.nodes.free_gpu_masks, strict=True))
+
+
+async def test_a_group_is_placed_shown_and_scaled_in(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+
+    async def nodes_known() -> bool:
+        return await free_gpus(stack) == {"node-0": 0b11, "node-1": 0b11}
+
+    await stack.until(nodes_known, what="the nodes")
+    placed = await place(stack, group("g", ("node-0", 0), ("node-1", 1)), request_id="r-1")
+    assert placed.results[0].accepted, placed
+    assert await free_gpus(stack) == {"node-0": 0b10, "node-1": 0b01}, "bound at once, before the servers exist"
+    again = await place(stack, group("g", ("node-0", 0), ("node-1", 1)), request_id="r-1")
+    assert again.results[0].operation_id == placed.results[0].operation_id
+    created = await stack.ended(placed.results[0].operation_id)
+    assert (created.state, created.kind) == (pb.OPERATION_STATE_SUCCEEDED, pb.OPERATION_KIND_CREATE)
+    replicas = await stack.replicas()
+    assert {name: (r.deployment_group, r.routable) for name, r in replicas.items()} == {
+        "g-node-0-0": ("g", True),
+        "g-node-1-1": ("g", True),
+    }
+    labels = stack.fleet.ask("/replicas")["replicas"][0]["labels"]
+    assert labels == {"trimtab.dev/group": "g", "trimtab.dev/decision": "d-2-1"}
+    removed = await place(stack, group("g", remove=1))
+    gone = await stack.ended(removed.results[0].operation_id)
+    assert (gone.state, gone.kind) == (pb.OPERATION_STATE_SUCCEEDED, pb.OPERATION_KIND_SCALE_IN)
+    assert list(await stack.replicas()) == ["g-node-1-1"]
+    assert len(stack.fleet.ask("/replicas")["replicas"]) == 1
+
+
+async def test_a_group_that_cannot_be_made_as_a_whole_leaves_nothing(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+
+    async def nodes_known() -> bool:
+        return len(await free_gpus(stack)) == 2
+
+    await stack.until(nodes_known, what="the nodes")
+    wrong = group("g", ("node-0", 0), ("node-0", 1))
+    wrong.add[1].profile = "no-such-profile"
+    placed = await place(stack, wrong)
+    operation = await stack.ended(placed.results[0].operation_id)
+    assert operation.state == pb.OPERATION_STATE_ROLLED_BACK
+    assert "no-such-profile" in operation.detail
+    assert await stack.replicas() == {}
+    assert stack.fleet.ask("/replicas")["replicas"] == []
+
+
+async def test_writes_that_may_not_be_made_are_refused_with_a_reason(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    refusals: list[tuple[grpc.StatusCode, str]] = []
+
+    async def refused(call: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        refusals.append((caught.value.code(), error_reason(caught.value)))
+
+    await stack.apply(stack.pool_state(1, ["chat-0", "code-1"]), token=5)
+    await refused(stack.apply(stack.pool_state(2, ["chat-0", "code-1"]), token=4))
+    expired = stack.pool_state(3, ["chat-0", "code-1"])
+    expired.expire_time.FromSeconds(1_000_000)
+    await refused(stack.apply(expired, token=5))
+    await refused(stack.apply(stack.pool_state(4, ["chat-0", "code-0"]), token=5))
+    await refused(place(stack, group("g", ("node-1", 0)), inventory_revision=1))
+    await refused(stack.apply(stack.pool_state(5, ["chat-0"], budget_gpus=0), token=5))
+    failed = grpc.StatusCode.FAILED_PRECONDITION
+    assert refusals == [
+        (failed, "FENCED_OFF"),
+        (failed, "EXPIRED"),
+        (failed, "GPU_TWICE"),
+        (failed, "OUTDATED_INVENTORY"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    ]
+    denied = await place(stack, group("g", ("node-0", 1)))
+    assert (denied.results[0].accepted, denied.results[0].detail) == (False, "g-node-0-1: GPU node-0/1 is not free")

@@ -147,5 +147,8 @@ def _expire(d: Draft, replica: Replica, *, claimed: bool) -> None:
     limit_s = timeout_s(replica.life_cycle, d.limits)
     if claimed or limit_s is None or d.now_s - replica.since_s <= limit_s:
         return
+    waits_for_memory = any(occupies(other, d.world) for other in sharing(replica.spec, d.replicas))
+    if replica.life_cycle is LifeCycle.STARTING and waits_for_memory:
+        return
     if replica.life_cycle in (LifeCycle.STARTING, LifeCycle.REACTIVATING):
         d.move(replica, LifeCycle.FAILED, f"{replica.life_cycle} for more than {limit_s:.0f} s")

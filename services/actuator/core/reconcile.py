@@ -58,9 +58,15 @@ def _step_for(d: Draft, spec: Spec, replica: Replica | None, *, wanted: bool, po
         return None
     if wanted and not _shown(replica):
         return Step(kind=StepKind.WAKE, goal=goal, replica=spec.replica, service=spec.service)
-    if not wanted and replica.life_cycle is not LifeCycle.SLEEPING:
+    if not wanted and replica.life_cycle is not LifeCycle.SLEEPING and not _only_starting(d, replica):
         return Step(kind=StepKind.RELEASE, goal=goal, replica=spec.replica, service=spec.service)
     return None
+
+
+def _only_starting(d: Draft, replica: Replica) -> bool:
+    """Not up yet, so it cannot be put to sleep; it may be waiting for the memory that its neighbour uses."""
+    sight = d.sight(replica.name)
+    return replica.life_cycle is LifeCycle.STARTING and (sight is None or not sight.healthy)
 
 
 def _shown(replica: Replica) -> bool:

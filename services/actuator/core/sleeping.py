@@ -144,6 +144,6 @@ def wait_for_return(d: Draft, step: Step, replica: Replica) -> Step:
 
 def _still_starting(d: Draft, step: Step, replica: Replica) -> Step:
     limit_s = timeout_s(LifeCycle.STARTING, d.limits)
-    if limit_s is not None and d.now_s - replica.since_s > limit_s:
+    if limit_s is not None and d.now_s - max(replica.since_s, step.start_s) > limit_s:
         return fail(d, step, f"not ready {limit_s:.0f} s after its start")
     return phase(step, "starting")

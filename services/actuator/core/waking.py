@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from actuator.core import holds
 from actuator.core.draft import Draft
-from actuator.core.ledger import blockers, exited
+from actuator.core.ledger import blockers, exited, sharing
 from actuator.core.lifecycle import timeout_s
 from actuator.core.model import ActionKind, Goal, HoldOwner, LifeCycle, Operation, Replica, Step, StepKind
 from actuator.core.sleeping import await_sleep, fall_asleep, restore, wait_for_return
@@ -71,15 +71,14 @@ def _prove(d: Draft, step: Step, replica: Replica) -> Step:
     if outcome is not None and step.asked is outcome.kind:
         return _judge(d, step, replica)
     limit_s = timeout_s(replica.life_cycle, d.limits)
-    if limit_s is not None and d.now_s - replica.since_s > limit_s:
+    since_s = max(replica.since_s, step.start_s)
+    if limit_s is not None and d.now_s - since_s > limit_s:
         return fail(d, step, f"not ready {limit_s:.0f} s after it was {replica.life_cycle}")
     if d.now_s < step.not_before_s:
         return step
-    if replica.life_cycle is LifeCycle.STARTING:
-        in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits)
-        awake = [reason for reason in in_the_way if reason.partition(" ")[0] in d.replicas]
-        if awake:
-            return phase(step, f"waiting for its GPUs: {awake[0]}")
+    rival = _rival(d, replica) if replica.life_cycle is LifeCycle.STARTING else ""
+    if rival:
+        return phase(step, f"waiting for its GPUs: {rival} is awake on them")
     sight = d.sight(replica.name)
     if sight is None or not sight.healthy or not replica.address:
         return phase(step, "starting" if replica.life_cycle is LifeCycle.STARTING else "waiting for /health")
@@ -87,6 +86,17 @@ def _prove(d: Draft, step: Step, replica: Replica) -> Step:
         d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address))
         return asked(step, ActionKind.WAKE, "waking")
     return _ask_canary(d, step, replica)
+
+
+def _rival(d: Draft, replica: Replica) -> str:
+    """A neighbour that is seen awake on the same GPUs and has to sleep first; one that waits for memory is none."""
+    for other in sharing(replica.spec, d.replicas):
+        if other.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING):
+            return other.name
+        sight = d.sight(other.name)
+        if other.life_cycle is LifeCycle.STARTING and sight is not None and sight.healthy and not sight.sleeping:
+            return other.name
+    return ""
 
 
 def _ask_canary(d: Draft, step: Step, replica: Replica) -> Step:
@@ -113,7 +123,7 @@ def create(d: Draft, operation: Operation, step: Step) -> Step:
         return fail(d, step, "it does not exist")
     if d.now_s < step.not_before_s:
         return step
-    first = _must_go_first(operation, step)
+    first = _must_go_first(d, operation, step)
     if first:
         return phase(step, f"waiting for {first} to sleep once")
     in_the_way = blockers(spec, d.replicas, d.world, d.limits)
@@ -125,14 +135,19 @@ def create(d: Draft, operation: Operation, step: Step) -> Step:
     return asked(step, ActionKind.CREATE, "creating")
 
 
-def _must_go_first(operation: Operation, step: Step) -> str:
-    """A replica of the same overlay that has to sleep once on these GPUs before this one takes them for good."""
+def _must_go_first(d: Draft, operation: Operation, step: Step) -> str:
+    """A replica of the same overlay that has to sleep once on these GPUs before this one takes them for good.
+
+    One that cannot start anyhow, because somebody serves on its GPUs, is not waited for.
+    """
     if step.goal is not Goal.AWAKE or step.spec is None:
         return ""
     mine = set(step.spec.gpus)
     for other in operation.steps:
         unfinished_sleeper = other.goal is Goal.ASLEEP and not other.finished and other.kind is StepKind.CREATE
-        if unfinished_sleeper and other.spec is not None and not mine.isdisjoint(other.spec.gpus):
+        if not unfinished_sleeper or other.spec is None or mine.isdisjoint(other.spec.gpus):
+            continue
+        if not any(replica.life_cycle is LifeCycle.ACTIVE for replica in sharing(other.spec, d.replicas)):
             return other.replica
     return ""
 
@@ -169,6 +184,6 @@ def recreate(d: Draft, step: Step, replica: Replica) -> Step:
         return retry(d, forget_request(step), f"could not be deleted: {outcome.error}", permanent=outcome.permanent)
     if d.now_s < step.not_before_s or not exited(replica, d.world):
         return step
-    d.move(replica, LifeCycle.TERMINATING) if replica.life_cycle is LifeCycle.FAILED else None
+    d.move(replica, LifeCycle.TERMINATING)
     d.act(Action(kind=ActionKind.DELETE, replica=replica.name))
     return replace(step, asked=ActionKind.DELETE, phase="its process is gone: deleting it")
