@@ -29,6 +29,7 @@ from trimtab.rpc.run import ServiceContext, StartupError, run_until_stopped
 log = structlog.get_logger(__name__)
 
 _DEMAND_DEADLINE_S = 2.0
+_CLOSE_S = 1.0
 
 
 async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
@@ -101,7 +102,7 @@ async def _serve_http(
         proxy.application(max_body_bytes=settings.max_body_bytes),
         access_log=None,
         handler_cancellation=True,
-        shutdown_timeout=settings.drain_grace_s,
+        shutdown_timeout=_CLOSE_S,
     )
     await runner.setup()
     host, port = split_address(settings.listen)
@@ -125,7 +126,8 @@ async def _serve_http(
             await asyncio.wait({stop, loops}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
-        proxy.stopping = True
+        await site.stop()
+        await proxy.drain(settings.drain_grace_s)
     finally:
         await runner.cleanup()
 

@@ -79,7 +79,16 @@ class Proxy:
         self._catalogue = catalogue
         self._settle_timeout_s = settle_timeout_s
         self._started_unix_s = int(time.time())
+        self._active: set[asyncio.Task[object]] = set()
         self.stopping = False
+
+    async def drain(self, grace_s: float) -> None:
+        """Let requests under way end for up to `grace_s`, then cancel what is left."""
+        self.stopping = True
+        if self._active:
+            await asyncio.wait(self._active, timeout=grace_s)
+        for task in self._active:
+            task.cancel()
 
     def application(self, *, max_body_bytes: int) -> web.Application:
         """The aiohttp application."""
@@ -120,6 +129,10 @@ class Proxy:
             service=service,
             on_reissue=lambda cause: self._metrics.reissues.labels(service, cause).inc(),
         )
+        task = asyncio.current_task()
+        if task is not None:
+            self._active.add(task)
+            task.add_done_callback(self._active.discard)
         try:
             return await exchange.run()
         except ConnectionResetError:

@@ -254,7 +254,7 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
                 return False
             return drained is None or all(item.replica != drained for item in self.acknowledged[-1].in_flight)
 
-        await until(seen)
+        await until(seen, timeout_s=20.0)
 
 
 class FakeCollector(collector_pb2_grpc.CollectorServiceServicer):
