@@ -82,7 +82,7 @@ class ActuatorLink:
         self._news = asyncio.Event()
         self._warned_s = -_WARN_EVERY_S
         metrics.actuator_up.labels(address).set(0)
-        dispatcher.on_drained(self._drained)
+        dispatcher.on_report(self._report)
 
     async def watch(self, stopping: asyncio.Event) -> None:
         """Follow the stream until `stopping`."""
@@ -102,6 +102,8 @@ class ActuatorLink:
                 "endpoint set refused: it is another cluster's", cluster=response.cluster, expected=self._cluster
             )
             return
+        if response.lease_s > 0:
+            self._dispatcher.lease_s = min(self._dispatcher.lease_s, response.lease_s)
         try:
             self._dispatcher.apply(
                 response.cluster,
@@ -122,7 +124,7 @@ class ActuatorLink:
         self._metrics.actuator_up.labels(self._address).set(0)
         log.warning("actuator is silent, routing by its last endpoint set", actuator=self._address)
 
-    def _drained(self, cluster: str) -> None:
+    def _report(self, cluster: str) -> None:
         if cluster == self._cluster:
             self._news.set()
 
@@ -146,11 +148,18 @@ class ActuatorLink:
                 for item in router.left_behind(self._cluster)
             ],
         )
+        stalls = self._dispatcher.stalls
         try:
-            await self._stub.AcknowledgeEndpoints(request, timeout=_ACKNOWLEDGE_DEADLINE_S)
+            response = await self._stub.AcknowledgeEndpoints(request, timeout=_ACKNOWLEDGE_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             self._metrics.acknowledge_failures.labels(self._address).inc()
             self._warn("acknowledgement failed", error=describe(error))
+            current = True  # Nobody is there to say otherwise: the last set stays in force.
+        else:
+            current = response.current_revision <= request.revision
+        # An answer to a question from before a stall says nothing about the time since.
+        if current and stalls == self._dispatcher.stalls:
+            self._dispatcher.trust(self._cluster)
 
     def _warn(self, event: str, **fields: str) -> None:
         now_s = time.monotonic()

@@ -143,6 +143,7 @@ class Router:
         self._queues: dict[str, deque[Ticket]] = {}
         self._avoided: dict[ReplicaKey, _Avoidance] = {}
         self._names: dict[str, str] = {}
+        self._distrusted: set[str] = set()
         self._index()
 
     # Endpoint sets
@@ -161,7 +162,19 @@ class Router:
         self._sets[cluster] = tuple(sorted(endpoints, key=lambda endpoint: endpoint.replica))
         self._listed[cluster] = frozenset(services) | {endpoint.service for endpoint in endpoints}
         self._revisions[cluster] = revision
+        self._distrusted.discard(cluster)
         self._index()
+
+    def distrust(self) -> None:
+        """This gateway stood still for longer than its leases: what it knows may have been changed without it.
+
+        Nothing is sent to a cluster until it is trusted again; requests wait.
+        """
+        self._distrusted.update(self._sets)
+
+    def trust(self, cluster: str) -> None:
+        """The set of `cluster` is current, or nobody can say that it is not."""
+        self._distrusted.discard(cluster)
 
     def _index(self) -> None:
         everything = [endpoint for cluster in sorted(self._sets) for endpoint in self._sets[cluster]]
@@ -279,6 +292,8 @@ class Router:
 
     def _candidates(self, ticket: Ticket) -> list[Endpoint]:
         routable = self._routable.get(ticket.service, ())
+        if self._distrusted:
+            routable = tuple(endpoint for endpoint in routable if endpoint.cluster not in self._distrusted)
         if ticket.stage is Stage.DECODE:
             return [e for e in routable if e.role is Role.DECODE and ticket.cluster in (None, e.cluster)]
         decoding = {endpoint.cluster for endpoint in routable if endpoint.role is Role.DECODE}

@@ -7,8 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import structlog
+
 from simulator.gateway.core import Endpoint, Failure, Router, Stage, Ticket, TicketState
 
+log = structlog.get_logger(__name__)
+
+DEFAULT_LEASE_S = 3.0
 _PUMP_S = 0.1
 
 
@@ -32,13 +37,40 @@ class Dispatcher:
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}
         self._owners: dict[Ticket, Mover] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self._last_turn_s = clock()
+        self.lease_s = DEFAULT_LEASE_S
+        """The shortest lease that an actuator has named."""
+        self.stalls = 0
+        """How often this process stood still for longer than its lease."""
 
-    def on_drained(self, listener: Callable[[str], None]) -> None:
-        """Call `listener(cluster)` when the last request has left a hidden replica."""
+    def on_report(self, listener: Callable[[str], None]) -> None:
+        """Call `listener(cluster)` when its actuator should hear from this gateway at once."""
         self._listeners.append(listener)
+
+    def _report(self, cluster: str) -> None:
+        for listener in self._listeners:
+            listener(cluster)
+
+    def _notice_stall(self) -> None:
+        """A process that was suspended has lost its leases; it asks before it routes on."""
+        stood_still_s = self._clock() - self._last_turn_s
+        if stood_still_s < self.lease_s:
+            return
+        self._last_turn_s = self._clock()
+        self.stalls += 1
+        log.warning("stood still for longer than the lease, asking the actuators first", stood_still_s=stood_still_s)
+        self.router.distrust()
+        for cluster in self.router.clusters:
+            self._report(cluster)
+
+    def trust(self, cluster: str) -> None:
+        """See `Router.trust`."""
+        self.router.trust(cluster)
+        self.pump()
 
     async def acquire(self, service: str, stage: Stage, owner: Mover, *, cluster: str | None = None) -> Ticket:
         """A ticket on a replica, at once or after a wait. Raises `NoReplica`."""
+        self._notice_stall()
         ticket = self.router.submit(service, stage, now_s=self._clock(), cluster=cluster)
         if ticket.state is TicketState.HELD:
             await self._wait(ticket)
@@ -67,8 +99,7 @@ class Dispatcher:
         self.router.finish(ticket)
         key = ticket.endpoint.key
         if self.router.is_hidden(key) and not self.router.in_flight(key):
-            for listener in self._listeners:
-                listener(key[0])
+            self._report(key[0])
 
     def failed(self, ticket: Ticket, failure: Failure) -> None:
         """The ticket's replica failed it."""
@@ -82,6 +113,8 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Wake whose wait is over and move whose replica is being evicted."""
+        self._notice_stall()
+        self._last_turn_s = self._clock()
         for ticket in self.router.dispatch(now_s=self._clock()):
             waiter = self._waiting.get(ticket)
             if waiter is not None and not waiter.done():

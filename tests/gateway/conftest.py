@@ -203,6 +203,7 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         self.current: actuator_pb2.WatchEndpointsResponse | None = None
         self.acknowledged: list[actuator_pb2.AcknowledgeEndpointsRequest] = []
         self.watches = 0
+        self.lease_s = 3.0
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -220,7 +221,9 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
 
     def publish(self, revision: int, services: dict[str, list[tuple]]) -> None:
         """`services`: service → [(replica, address, state, role?, model?)]."""
-        self.current = actuator_pb2.WatchEndpointsResponse(cluster=self.cluster, revision=revision, lease_s=3.0)
+        self.current = actuator_pb2.WatchEndpointsResponse(
+            cluster=self.cluster, revision=revision, lease_s=self.lease_s
+        )
         for service, endpoints in services.items():
             found = self.current.services.add(service=service)
             for replica, address, state, *rest in endpoints:
