@@ -185,12 +185,11 @@ async def _stream(
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
     if chunked:
         response.enable_chunked_encoding()
-    payload = await response.prepare(request)
+    # The headers go out here, also from a sleeping server, as vLLM's do.
+    await response.prepare(request)
     transport = request.transport
-    if payload is None or transport is None:
+    if transport is None:
         raise ConnectionResetError("the client is gone")
-    # vLLM's headers go out at once, also from a sleeping server; aiohttp would keep them for the first chunk.
-    payload.send_headers()
     writer = EventWriter(transport, chunked=chunked)
     head = AnswerHead(call, answer_id, int(time.time()), server.settings.model_name)
     interval = server.settings.stream_interval

@@ -95,9 +95,16 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     engine = Engine(limits, UNIT)
     for name in ("a", "b", "c"):
         engine.submit(request(name, 4, 8), 0.0)
-    _, finished = run_until_idle(engine)
-    assert [f.request.request_id for f in finished] == ["a", "b", "c"]
-    assert finished[1].preemptions == 1
+    now_s = 0.0
+    while not engine.counters.preemptions:
+        now_s = engine.begin_step(now_s) or now_s
+        engine.end_step()
+    engine.abort("a", now_s)
+    # b, with its prompt and five tokens to compute again, takes the whole budget of the next iteration.
+    engine.begin_step(now_s)
+    assert engine.end_step().emitted == ()
+    engine.begin_step(now_s)
+    assert engine.end_step().emitted == ("b", "c")
 
 
 def test_a_shared_prefix_is_computed_once_and_the_last_token_always() -> None:

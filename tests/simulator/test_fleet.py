@@ -219,7 +219,7 @@ async def test_a_name_is_free_again_only_when_its_server_has_ended(make_fleet, m
 async def test_a_crash_breaks_connections_and_the_restarted_server_counts_from_zero(
     make_fleet, http, until, monkeypatch
 ) -> None:
-    monkeypatch.setattr("simulator.fleet.replica._RESTART_DELAY_S", 0.05)
+    monkeypatch.setattr("simulator.fleet.replica._RESTART_DELAY_S", 0.3)
     at = await make_fleet()
     await at.create("chat-0", gpus=[0])
     body = await at.running("chat-0")
@@ -232,6 +232,8 @@ async def test_a_crash_breaks_connections_and_the_restarted_server_counts_from_z
     assert (await at.call("POST", "/replicas/chat-0/fault", {"fault": "crash"}))[0] == 200
     with pytest.raises(aiohttp.ClientConnectionError):
         await pending
+    await until(lambda: at.fleet.replicas["chat-0"].state == "exited")
+    await until(lambda: at.fleet.memory.held_gib("chat-0") == 0)
     await until(lambda: at.fleet.replicas["chat-0"].restarts == 1)
     again = await at.running("chat-0")
     assert again["start_time"] > body["start_time"]
