@@ -290,10 +290,18 @@ def test_a_gateway_that_reports_nothing_is_known_to_have_nothing() -> None:
     assert signal(found, pb.SIGNAL_ARRIVAL_RPS).quality == types_pb2.QUALITY_OK
 
 
-def test_an_overtaken_report_is_dropped() -> None:
-    found = door(board_of(("gw-0", said(4.5, held=2)), ("gw-0", said(4.0, held=9))))
+def test_when_the_clock_was_set_back_reports_go_on_at_once() -> None:
+    found = door(board_of(("gw-0", said(3600.0, arrivals=7, held=2)), ("gw-0", said(4.0, arrivals=5, held=9))))
 
-    assert signal(found, pb.SIGNAL_HELD).value == 2.0
+    assert signal(found, pb.SIGNAL_HELD).value == 9.0
+    assert signal(found, pb.SIGNAL_ARRIVAL_RPS).value == 5.0
+
+
+def test_a_gateway_that_spoke_last_before_the_clock_was_set_back_is_silent() -> None:
+    board = board_of(("gw-0", said(3600.0, held=2)))
+
+    assert not signal(door(board), pb.SIGNAL_HELD).HasField("value")
+    assert forget(board, now_s=WINDOW.end_s).services == {}
 
 
 def test_a_service_without_gateways_is_forgotten() -> None:

@@ -104,7 +104,7 @@ async def test_an_error_status_is_down(page_server, status: int) -> None:
 
 async def test_nobody_listens(free_port: int) -> None:
     async with fetching() as fetcher:
-        with pytest.raises(DownError, match="^connection refused$"):
+        with pytest.raises(DownError, match=r"^connection refused$"):
             await fetcher.fetch(f"http://127.0.0.1:{free_port}")
 
 

@@ -117,11 +117,11 @@ async def test_a_servers_page_becomes_an_observation(start_collector, page_serve
     found = await until(collector.stub, CHAT, OK)
 
     assert {item.signal: item.measurement.value for item in found.signals if item.measurement.HasField("value")} == {
-        pb.SIGNAL_DECODE_TPS: pytest.approx(1000, rel=0.15),
-        pb.SIGNAL_PREFILL_TPS: pytest.approx(500, rel=0.15),
-        pb.SIGNAL_PREFILL_CACHED_TPS: pytest.approx(250, rel=0.15),
-        pb.SIGNAL_REQUEST_RPS: pytest.approx(4, rel=0.15),
-        pb.SIGNAL_PREEMPTION_RPS: pytest.approx(2, rel=0.15),
+        pb.SIGNAL_DECODE_TPS: pytest.approx(1000, rel=0.25),
+        pb.SIGNAL_PREFILL_TPS: pytest.approx(500, rel=0.25),
+        pb.SIGNAL_PREFILL_CACHED_TPS: pytest.approx(250, rel=0.25),
+        pb.SIGNAL_REQUEST_RPS: pytest.approx(4, rel=0.25),
+        pb.SIGNAL_PREEMPTION_RPS: pytest.approx(2, rel=0.25),
         pb.SIGNAL_RUNNING: 3.0,
         pb.SIGNAL_WAITING: 1.0,
         pb.SIGNAL_KV_USAGE_RATIO: 0.5,
@@ -181,7 +181,7 @@ async def test_servers_that_answer_wrongly_slowly_or_not_at_all_are_named_and_th
     listed = (await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets
 
     assert (decode(found).quality, decode(found).reported, decode(found).expected) == (types_pb2.QUALITY_PARTIAL, 2, 6)
-    assert decode(found).value == pytest.approx(2000, rel=0.15)
+    assert decode(found).value == pytest.approx(2000, rel=0.25)
     assert list(found.missing_replicas) == ["gone", "login", "slow", "wrong"]
     states = {item.target_id: (pb.TargetState.Name(item.state), item.last_error) for item in listed}
     assert states["wrong"] == ("TARGET_STATE_DOWN", "/metrics/: HTTP 500")
@@ -202,6 +202,8 @@ async def test_a_targets_file_is_followed_and_a_malformed_one_changes_nothing(
     write_targets(path, chat_0=servers[0].host_and_port, chat_1=servers[1].host_and_port)
     await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-0", "chat-1"])
     path.write_text('[{"targets": ["no port"]}]')
+    readable = ("trimtab_collector_targets_file_readable", {"file": str(path)})
+    await eventually(lambda: collector.context.registry.get_sample_value(*readable) == 0.0)
     await asyncio.sleep(0.3)
     kept = await get(collector.stub, CHAT)
     write_targets(path, chat_1=servers[1].host_and_port)
@@ -408,7 +410,7 @@ async def test_the_actuators_replicas_are_the_reference(
     found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 900)
     listed = (await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets
 
-    assert decode(found).value == pytest.approx(1000, rel=0.15), "the hidden one and the stray are not counted"
+    assert decode(found).value == pytest.approx(1000, rel=0.25), "the hidden one and the stray are not counted"
     assert list(found.reported_replicas) == ["chat-0"]
     assert list(found.missing_replicas) == ["chat-2"], "routable without an address: counted, and not read"
     assert dict(found.replica_revisions) == {"east": 41}
@@ -457,7 +459,7 @@ async def test_a_lost_actuator_keeps_its_last_replicas_and_says_so(
 
     after = await get(collector.stub, CHAT)
     assert list(after.reported_replicas) == ["chat-0"]
-    assert decode(after).value == pytest.approx(1000, rel=0.15)
+    assert decode(after).value == pytest.approx(1000, rel=0.25)
 
 
 async def test_the_collector_waits_for_an_actuator_that_comes_later(
@@ -493,7 +495,7 @@ async def test_the_newest_sample_of_each_replica_is_in_one_hash_per_role(chat, s
     assert sample.awake
     assert sample.generation_tokens_total > 0
     values = {item.signal: item.measurement for item in sample.signals}
-    assert values[pb.SIGNAL_DECODE_TPS].value == pytest.approx(1000, rel=0.15)
+    assert values[pb.SIGNAL_DECODE_TPS].value == pytest.approx(1000, rel=0.25)
     assert values[pb.SIGNAL_RUNNING].value == 2.0
     assert values[pb.SIGNAL_PREFIX_HIT_RATIO].quality == types_pb2.QUALITY_MISSING
 
@@ -520,7 +522,7 @@ async def test_a_store_that_is_away_costs_its_windows_and_no_counts(
     history = await collector.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
 
     assert decode(back).quality == types_pb2.QUALITY_OK
-    assert decode(back).value == pytest.approx(1000, rel=0.15), "counters went on in memory"
+    assert decode(back).value == pytest.approx(1000, rel=0.25), "counters went on in memory"
     ends_ms = [item.window_end.ToMilliseconds() for item in history.observations]
     gaps_ms = [later - earlier for earlier, later in itertools.pairwise(ends_ms)]
     assert max(gaps_ms) >= 1000, "the windows inside the gap are missing, not made up"
@@ -551,7 +553,7 @@ async def test_partials_of_two_collectors_are_merged(start_collector, page_serve
     found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 1400)
 
     assert list(found.reported_replicas) == ["chat-0", "chat-1"]
-    assert decode(found).value == pytest.approx(1500, rel=0.15)
+    assert decode(found).value == pytest.approx(1500, rel=0.25)
 
 
 # /metrics
@@ -561,7 +563,7 @@ async def test_aggregate_series_are_on_the_collectors_own_metrics(chat) -> None:
     sample = chat.context.registry.get_sample_value
     role = {"service": "chat", "role": "colocated"}
 
-    assert sample("trimtab_signal", role | {"signal": "decode_tps"}) == pytest.approx(2000, rel=0.15)
+    assert sample("trimtab_signal", role | {"signal": "decode_tps"}) == pytest.approx(2000, rel=0.25)
     assert sample("trimtab_signal_quality", role | {"signal": "decode_tps", "quality": "ok"}) == 1
     assert sample("trimtab_signal", role | {"signal": "prefix_hit_ratio"}) is None
     assert sample("trimtab_role_replicas", role | {"reported": "yes"}) == 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from metrics_collector.core.dialect import Quantity
 from metrics_collector.core.sample import Histogram, PageSample
 from metrics_collector.core.series import MAX_GAP_S, Counter, Series, extend, is_stuck
-from metrics_collector.core.windows import Window, merge_histograms, replica_window
+from metrics_collector.core.windows import Window, merge_histograms, next_round, replica_window
 
 
 def page(
@@ -327,6 +327,18 @@ def test_a_fleet_half_way_through_an_upgrade_merges_on_the_bounds_in_common() ->
     for histograms in ([old, new], [new, old]):
         assert merge_histograms(histograms) == histogram(2, 7, 10, bounds=(0.1, 1.0, math.inf), sum_s=5)
     assert merge_histograms([]) is None
+
+
+# Rounds
+
+
+@pytest.mark.parametrize(
+    ("last", "now_s", "expected"),
+    [(0, 10.3, 6), (6, 12.0, 7), (6, 12.1, 7), (6, 13.9, 7), (6, 19.0, 9), (6, 4.5, 3)],
+    ids=["first", "on time", "a little late", "nearly too late", "rounds lost", "the clock was set back"],
+)
+def test_rounds_are_aligned_and_none_is_waited_for(last: int, now_s: float, expected: int) -> None:
+    assert next_round(last, now_s, interval_s=2.0) == expected
 
 
 # Invariants

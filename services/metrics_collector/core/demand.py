@@ -37,17 +37,15 @@ class DemandBoard:
 
 
 def report(board: DemandBoard, gateway: str, demands: Mapping[str, DemandReport], *, keep_s: float) -> DemandBoard:
-    """``board`` with one report of ``gateway`` for each service in ``demands``.
+    """``board`` with one report of ``gateway`` for each service in ``demands``, all of the same moment.
 
-    A report that ends before the gateway's last one is dropped: it was overtaken on the way.
+    Reports that lie ahead of it are dropped: the clock was set back since.
     """
     services = dict(board.services)
     for service, latest in demands.items():
         gateways = dict(services.get(service, {}))
         earlier = gateways.get(gateway, ())
-        if earlier and latest.at_s < earlier[-1].at_s:
-            continue
-        gateways[gateway] = (*(item for item in earlier if item.at_s > latest.at_s - keep_s), latest)
+        gateways[gateway] = (*(item for item in earlier if 0 <= latest.at_s - item.at_s < keep_s), latest)
         services[service] = gateways
     return DemandBoard(services)
 
@@ -56,7 +54,7 @@ def forget(board: DemandBoard, *, now_s: float, forget_s: float = FORGET_S) -> D
     """``board`` without gateways, and services, that have been silent for ``forget_s``."""
     services: dict[str, Mapping[str, tuple[DemandReport, ...]]] = {}
     for service, gateways in board.services.items():
-        kept = {gateway: reports for gateway, reports in gateways.items() if reports[-1].at_s > now_s - forget_s}
+        kept = {gateway: reports for gateway, reports in gateways.items() if _is_near(reports, now_s, forget_s)}
         if kept:
             services[service] = kept
     return DemandBoard(services)
@@ -67,7 +65,7 @@ def front_door_partials(board: DemandBoard, window: Window, *, collector: str, e
     partials: list[pb.RolePartial] = []
     for service in sorted(board.services):
         gateways = board.services[service]
-        heard = {name: gateways[name] for name in sorted(gateways) if gateways[name][-1].at_s > window.end_s - expiry_s}
+        heard = {name: gateways[name] for name in sorted(gateways) if _is_near(gateways[name], window.end_s, expiry_s)}
         partial = pb.RolePartial(
             collector=collector,
             service=service,
@@ -84,6 +82,11 @@ def front_door_partials(board: DemandBoard, window: Window, *, collector: str, e
         )
         partials.append(partial)
     return partials
+
+
+def _is_near(reports: Sequence[DemandReport], now_s: float, limit_s: float) -> bool:
+    """Whether the last report is less than ``limit_s`` away; one far ahead was made before the clock was set back."""
+    return abs(now_s - reports[-1].at_s) < limit_s
 
 
 def _add_rates(partial: pb.RolePartial, gateways: Sequence[tuple[DemandReport, ...]], window: Window) -> None:

@@ -38,6 +38,16 @@ class Window:
         return self.end_s - self.start_s
 
 
+def next_round(last: int, now_s: float, *, interval_s: float) -> int:
+    """The round to close next, where round n ends at n intervals; ``last`` was closed last, 0 for none.
+
+    Normally the one after it. A round that took longer than an interval skips to the one that has just ended, and a
+    clock that was set back is followed, not waited for.
+    """
+    ended = int(now_s // interval_s)
+    return min(max(last + 1, ended), ended + 1) if last else ended + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaWindow:
     """What one replica did in a window. What could not be told is absent.

@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 # What nobody writes any more leaves the store by itself.
 _EXPIRE_S = 600
 _TRIM_EVERY_ROUNDS = 60
+_APPEND_MARGIN_S = 10.0
 
 
 class Archive:
@@ -109,8 +110,9 @@ class Archive:
         self, key: RoleKey, *, start_s: float, end_s: float, max_results: int
     ) -> list[pb.RoleObservation]:
         """The newest ``max_results`` windows that ended in [start_s, end_s), oldest first."""
-        # An entry is appended when its window has ended, or some rounds later at worst.
-        entries = await self._stream(key).read_between(start_s, end_s + 10.0, MAX_READ)
+        # An entry is appended when its window ends: some rounds later at worst, or a little before, by the error of
+        # the collector's idea of the store's clock.
+        entries = await self._stream(key).read_between(start_s - _APPEND_MARGIN_S, end_s + _APPEND_MARGIN_S, MAX_READ)
         windows: dict[int, list[pb.RolePartial]] = {}
         for entry in entries:
             end_us = entry.message.window_end.ToMicroseconds()

@@ -49,10 +49,12 @@ class FleetMetrics(Collector):
         observations: Callable[[], Iterable[pb.RoleObservation]],
         statuses: Callable[[], Mapping[str, TargetStatus]],
         actuators: Callable[[], Mapping[str, bool]],
+        files: Callable[[], Mapping[str, bool]],
     ) -> None:
         self._observations = observations
         self._statuses = statuses
         self._actuators = actuators
+        self._files = files
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Called by the registry."""
@@ -90,6 +92,12 @@ class FleetMetrics(Collector):
         for cluster, is_connected in sorted(self._actuators().items()):
             connected.add_metric([cluster], float(is_connected))
         yield connected
+        readable = GaugeMetricFamily(
+            "trimtab_collector_targets_file_readable", "1 unless the file's newest version was refused", labels=["file"]
+        )
+        for file, is_readable in sorted(self._files().items()):
+            readable.add_metric([file], float(is_readable))
+        yield readable
 
     def _targets(self) -> GaugeMetricFamily:
         counts = {state: 0 for state in pb.TargetState.values() if state != pb.TARGET_STATE_UNSPECIFIED}

@@ -12,7 +12,7 @@ from metrics_collector.core.demand import DemandBoard, forget, front_door_partia
 from metrics_collector.core.partials import CountedReplica, RoleKey, role_partial
 from metrics_collector.core.status import TargetStatus, replica_sample
 from metrics_collector.core.targets import Target
-from metrics_collector.core.windows import ReplicaWindow, Window, replica_window
+from metrics_collector.core.windows import ReplicaWindow, Window, next_round, replica_window
 from metrics_collector.shell.archive import Archive
 from metrics_collector.shell.metrics import ScrapeMetrics
 from metrics_collector.shell.settings import CollectorSettings
@@ -59,11 +59,10 @@ class Publisher:
     async def run(self, context: ServiceContext) -> None:
         """One round per interval, at multiples of it on the store's clock, until the service stops."""
         interval_s = self._settings.scrape_interval_s
-        end_s = (self._now_s() // interval_s + 1) * interval_s
-        while not await context.pause(end_s - self._now_s()):
-            await self.round(end_s)
-            # A round that took longer than an interval skips windows rather than run behind.
-            end_s = max(end_s + interval_s, self._now_s() // interval_s * interval_s)
+        number = next_round(0, self._now_s(), interval_s=interval_s)
+        while not await context.pause(number * interval_s - self._now_s()):
+            await self.round(number * interval_s)
+            number = next_round(number, self._now_s(), interval_s=interval_s)
 
     async def round(self, end_s: float) -> None:
         """Close the window that ends at ``end_s``."""

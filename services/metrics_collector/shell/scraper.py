@@ -109,7 +109,8 @@ class Scraper:
             status = succeeded(
                 before,
                 sample,
-                at_s=self._now_s(),
+                # The server made the page at some moment of the request: its middle is off by least.
+                at_s=started_s + page.duration_s / 2,
                 duration_s=page.duration_s,
                 keep_s=self._settings.window_s,
                 stuck_after_s=self._settings.stuck_after(self.targets[target_id].role),

@@ -113,6 +113,7 @@ class _Collector:
                 self._publisher.fresh,
                 lambda: self._scraper.statuses,
                 lambda: {actuator.cluster: actuator.connected for actuator in self.actuators},
+                lambda: {str(path): path not in self._files.errors for path in settings.targets_files},
             )
         )
         self._server = RpcServer(settings, context)
