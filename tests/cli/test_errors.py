@@ -1,0 +1,132 @@
+"""What a user gets wrong: one clear line, a non-zero exit, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRIMTAB = [sys.executable, "-m", "trimtab.cli.main"]
+GOOD = """
+apiVersion: trimtab.dev/v1
+kind: ServicePolicy
+metadata: {name: chat}
+spec:
+  model: m
+  slo: {ttftS: 1, tpotS: 0.1}
+  roles: [{role: colocated, maxReplicas: 2}]
+  tokenServiceShare: {thetaTps: 20}
+"""
+
+
+def run(*argv: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """One command, as a user's shell runs it."""
+    return subprocess.run(
+        [*TRIMTAB, *argv], capture_output=True, text=True, timeout=60, check=False, env=os.environ | (env or {})
+    )
+
+
+def the_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line on stderr of a command that failed."""
+    assert done.returncode not in (0, -6, -11), done.stdout
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1, 2", ":1:9: "),
+        ("a: 1\na: 2\n", "given twice"),
+        ("", "no resource in"),
+        ("- 1\n- 2\n", "a resource is a mapping"),
+        (GOOD.replace("kind: ServicePolicy", "kind: Deployment"), "kind: must be ServicePolicy or Pool"),
+        (GOOD.replace("maxReplicas: 2", "maxReplicas: 2, colour: red"), "spec.roles[0].colour: unknown field"),
+        (GOOD.replace("maxReplicas: 2", "maxReplicas: 2, minReplicas: 3"), "minReplicas 3 is above maxReplicas 2"),
+        (GOOD.replace("thetaTps: 20", "thetaTps: .nan"), "spec.tokenServiceShare.thetaTps"),
+    ],
+)
+def test_a_bad_file_is_refused_before_anything_is_sent(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "resources.yaml"
+    path.write_text(text)
+    line = the_line(run("apply", "-f", str(path)))
+    assert words in line
+    assert str(path) in line
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "no.yaml: No such file" in the_line(run("apply", "-f", str(tmp_path / "no.yaml")))
+
+
+def test_nobody_at_the_address_is_said_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "chat.yaml"
+    path.write_text(GOOD)
+    line = the_line(run("--policy-address", "127.0.0.1:1", "apply", "-f", str(path)))
+    assert "127.0.0.1:1" in line
+    assert "trimtab up" in line
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1:99999", "::1:80"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    assert "--policy-address" in the_line(run("--policy-address", address, "status"))
+
+
+def test_a_busy_port_is_named_with_its_part(tmp_path: Path, free_port: int) -> None:
+    base = 30_000
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as busy:
+        busy.bind(("127.0.0.1", free_port))
+        busy.listen()
+        base = free_port - 2
+        line = the_line(run("up", "--headless", "--port-base", str(base), "--state-dir", str(tmp_path)))
+    assert f"port {free_port} (policy)" in line
+    assert "--port-base" in line
+
+
+def test_a_folder_that_cannot_be_written_to_is_named() -> None:
+    line = the_line(run("up", "--headless", "--state-dir", "/proc/self/trimtab"))
+    assert "/proc/self/trimtab" in line
+    assert "--state-dir" in line
+
+
+def test_targets_that_are_not_there_are_named(tmp_path: Path) -> None:
+    line = the_line(run("up", "--targets", str(tmp_path / "no.yaml"), "--state-dir", str(tmp_path)))
+    assert "no.yaml: no such file" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2"),
+        ("trace.jsonl", '{"timestamp": 1, "input_length": -5, "output_length": 1}\n', "line 1"),
+        ("trace.jsonl", "", "trace.jsonl"),
+    ],
+)
+def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, name: str, text: str, words: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert words in the_line(run("demo", "--trace", str(path), "--state-dir", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "package", ["metrics_collector", "policy_engine", "prescheduler", "actuator", "simulator.gateway"]
+)
+def test_a_service_refuses_an_unknown_setting_with_one_line(package: str, tmp_path: Path) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text("colour: red\n")
+    done = subprocess.run(
+        [sys.executable, "-m", package, "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    line = the_line(done)
+    assert "colour" in line
+    assert str(config) in line
