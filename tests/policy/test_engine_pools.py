@@ -8,6 +8,8 @@ from google.protobuf import json_format
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.config.resources import parse_document as parse
 from trimtab.config.resources import pool_to_proto, service_policy_to_proto
+from trimtab.store import keys
+from trimtab.store.documents import Documents
 
 
 def pooled(name: str, *, gpus: int = 1, low: int = 1, high: int = 4, theta: float = 20.0) -> policy_pb2.ServicePolicy:
@@ -233,3 +235,50 @@ async def test_a_changed_pool_keeps_awake_whoever_still_fits(fake_actuator, star
     await until(laid_out_anew)
     await until(lambda: asyncio.sleep(0, len(fake_actuator.current["shared"].overlay) == 6))
     assert sorted(fake_actuator.current["shared"].awake) == ["chat-node-0-0", "chat-node-0-1", "code-node-0-2"]
+
+
+async def test_case_18_a_stolen_lease_ends_the_old_leaders_writes(fake_actuator, start_engine, windows, store):
+    """Another owner holds the lease and a newer token: the engine stops leading, and nothing of it is written."""
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    await store.redis.hset(keys.lease(keys.POLICY_ENGINE), mapping={"owner": "thief", "token": 99})
+    await store.redis.set(keys.lease_token(keys.POLICY_ENGINE), 99)
+    await store.redis.persist(keys.lease(keys.POLICY_ENGINE))
+    await windows.demand("chat", 9)
+    await windows.write("chat", ["chat-node-0-0", "chat-node-0-1"], decode_tps=30, running=40, waiting=30)
+    await windows.write("code", ["code-node-0-2", "code-node-0-3"], decode_tps=10, running=0.1)
+
+    async def follows():
+        status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+        return not status.leader and status.fencing.token == 99
+
+    await until(follows)
+    await asyncio.sleep(0.3)
+    assert len(fake_actuator.states) == 1
+    assert len(await decisions_of(engine)) == 1
+
+
+async def test_a_token_that_the_store_has_lost_is_overtaken(fake_actuator, start_engine):
+    """The actuator has seen token 50 and the store counts from 0 again: the engine takes 51, it is not shut out."""
+    fake_actuator.highest_token = 50
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await until(lambda: asyncio.sleep(0, bool(fake_actuator.tokens)))
+    assert fake_actuator.tokens[0] == 51
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+
+
+async def test_a_stored_pool_that_does_not_parse_is_not_forgotten(fake_actuator, start_engine, store):
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    broken = pool_of(("chat", 2), ("code", 2))
+    broken.spec.rescue_interval_s = -1
+    await Documents(store, keys.POLICY_ENGINE, "pools", policy_pb2.Pool).put("shared", broken)
+    await asyncio.sleep(0.4)
+    assert await store.redis.hexists(keys.desired_pools(), "shared")
+    await apply(engine, pool_of(("chat", 2), ("code", 2)))
+    await asyncio.sleep(0.3)
+    assert len(await decisions_of(engine)) == 1
+    assert len(fake_actuator.states) == 1

@@ -15,7 +15,7 @@ from trimtab.words import Role
 Gpu = tuple[str, int]
 """A GPU: its node's name and its index there."""
 
-MAX_NAME_LENGTH = 63
+MAX_NAME_LENGTH = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ def _require_unique(overlay: list[OverlayReplica]) -> None:
     for item in overlay:
         if item.replica in names:
             raise OverlayError("spec.members", f"two replicas would be called {item.replica}; give other GPU sets")
+        if len(item.replica) > MAX_NAME_LENGTH:
+            raise OverlayError("spec.members", f"{item.replica[:80]}… is longer than {MAX_NAME_LENGTH} characters")
         names.add(item.replica)
 
 

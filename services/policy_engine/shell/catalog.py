@@ -33,7 +33,10 @@ POOLS: Final = "pools"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Every resource at one time. The protobuf forms carry etag, revision, times and `paused`."""
+    """Every resource at one time.
+
+    The protobuf forms carry etag, revision, times and `paused`; one that does not parse any more is only among those.
+    """
 
     policies: dict[str, ServicePolicy] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
@@ -99,20 +102,18 @@ class Catalog:
         snapshot = Snapshot(pause_reasons=paused)
         for policy_document in policies:
             proto = dressed(policy_document, paused=pause_field(POLICIES, policy_document.name) in paused)
+            snapshot.policy_protos[policy_document.name] = proto
             try:
                 snapshot.policies[policy_document.name] = parse_service_policy(proto)
             except ResourceError as error:
                 log.warning("a stored policy does not parse any more", policy=policy_document.name, error=str(error))
-                continue
-            snapshot.policy_protos[policy_document.name] = proto
         for pool_document in pools:
             pool_proto = dressed(pool_document, paused=pause_field(POOLS, pool_document.name) in paused)
+            snapshot.pool_protos[pool_document.name] = pool_proto
             try:
                 snapshot.pools[pool_document.name] = parse_pool(pool_proto)
             except ResourceError as error:
                 log.warning("a stored pool does not parse any more", pool=pool_document.name, error=str(error))
-                continue
-            snapshot.pool_protos[pool_document.name] = pool_proto
         return snapshot
 
 

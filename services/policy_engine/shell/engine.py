@@ -204,11 +204,12 @@ class Engine:
         """A deleted resource is not managed any more; its replicas stay as they are."""
         commands = []
         for name in sorted(set(self.memory.desired) | set(self.memory.pools)):
-            if name not in turn.snapshot.pools:
+            if name not in turn.snapshot.pool_protos:
                 commands += self.memory.forget_pool(name)
         scaled = {policy.name for policy in self.scaled_services(turn.snapshot)}
+        unreadable = turn.snapshot.policy_protos.keys() - turn.snapshot.policies.keys()
         for name in sorted(set(self.memory.scaled) | set(self.memory.requests)):
-            if name not in scaled:
+            if name not in scaled and name not in unreadable:
                 commands += self.memory.forget_scaled(name)
         if commands:
             await self.writer.commit(turn, commands=commands)

@@ -76,6 +76,8 @@ class DecisionLog:
         if found and (self._written % _TRIM_EVERY) < len(found) // 2 and len(self._records) > self._kept:
             old = sorted(self._records)[: len(self._records) - self._kept]
             found.append(("HDEL", keys.decision_index(), *old[:1000]))
+            for name in old[:1000]:
+                del self._records[name]
         return found
 
     def wrote(self, records: Iterable[decision_pb2.Decision]) -> None:
