@@ -7,7 +7,7 @@ that an unfinished operation has a step for is left to that operation.
 from dataclasses import replace
 
 from actuator.core.draft import Draft
-from actuator.core.ledger import exited
+from actuator.core.ledger import exited, occupies, sharing
 from actuator.core.model import (
     Goal,
     HoldOwner,
@@ -79,16 +79,17 @@ def open_pool_operation(d: Draft, pool: Pool, waits_for: tuple[str, ...]) -> Ope
     if not steps and not waits_for:
         settle_pool(d, pool, pool.awake)
         return None
+    kind = _kind_of(pool, steps)
     operation = Operation(
         operation_id=d.next_operation_id(),
-        kind=_kind_of(pool, steps),
+        kind=kind,
         subject=pool.pool,
         create_s=d.now_s,
         update_s=d.now_s,
-        deadline_s=_deadline_s(d, pool, steps),
+        deadline_s=_deadline_s(d, pool, kind, steps),
         decision_id=pool.decision_id,
         pool_revision=pool.state_revision,
-        steps=tuple(steps),
+        steps=steps,
         waits_for=waits_for,
     )
     d.pools[pool.pool] = replace(pool, operation_id=operation.operation_id)
@@ -96,36 +97,39 @@ def open_pool_operation(d: Draft, pool: Pool, waits_for: tuple[str, ...]) -> Ope
     return operation
 
 
-def _steps_of_newest(d: Draft, pool: Pool) -> list[Step]:
-    """After the bring-up a new state is a transition of what changed; repairs are operations of their own."""
+def _steps_of_newest(d: Draft, pool: Pool) -> tuple[Step, ...]:
+    """After the bring-up a new state is a transition of what changed in the awake set, or a change of the overlay.
+
+    What else is out of order is put right by corrections of its own, so that no transition waits for it.
+    """
     steps = plan_pool(d, pool, frozenset(pool.awake))
     if not _brought_up(pool):
-        return steps
-    before = frozenset(pool.effective_awake)
-    moves = [
-        step
-        for step in steps
-        if step.kind in (StepKind.RELEASE, StepKind.WAKE) and (step.goal is Goal.AWAKE) != (step.replica in before)
-    ]
-    return moves or [step for step in steps if step.kind in (StepKind.CREATE, StepKind.DELETE)]
+        return tuple(steps)
+    moves = tuple(step for step in steps if _moves(pool, step))
+    return moves or tuple(step for step in steps if step.kind in (StepKind.CREATE, StepKind.DELETE))
+
+
+def _moves(pool: Pool, step: Step) -> bool:
+    """Whether the step changes the awake set. A replica that is to be awake and does not exist is made for it."""
+    return step.goal is not Goal.ABSENT and (step.goal is Goal.AWAKE) != (step.replica in pool.effective_awake)
 
 
 def _brought_up(pool: Pool) -> bool:
     return pool.settled_revision > 0
 
 
-def _kind_of(pool: Pool, steps: list[Step] | tuple[Step, ...]) -> OperationKind:
-    if not _brought_up(pool) or any(step.kind in (StepKind.CREATE, StepKind.DELETE) for step in steps):
-        return OperationKind.OVERLAY
-    return OperationKind.TRANSITION
+def _kind_of(pool: Pool, steps: tuple[Step, ...]) -> OperationKind:
+    transition = _brought_up(pool) and all(_moves(pool, step) for step in steps)
+    return OperationKind.TRANSITION if transition else OperationKind.OVERLAY
 
 
-def _deadline_s(d: Draft, pool: Pool, steps: list[Step] | tuple[Step, ...]) -> float:
+def _deadline_s(d: Draft, pool: Pool, kind: OperationKind, steps: tuple[Step, ...]) -> float:
     limits = d.limits
-    if _kind_of(pool, steps) is OperationKind.OVERLAY:
+    if kind is OperationKind.OVERLAY:
         return d.now_s + limits.overlay_s
+    creation_s = limits.starting_s if any(step.kind is StepKind.CREATE for step in steps) else 0.0
     drain_s = pool.drain_timeout_s or limits.default_drain_s
-    return d.now_s + drain_s + limits.pinned_wait_s + limits.sleeping_s + limits.reactivating_s
+    return d.now_s + drain_s + limits.pinned_wait_s + limits.sleeping_s + limits.reactivating_s + creation_s
 
 
 def settle_pool(d: Draft, pool: Pool, awake: tuple[str, ...]) -> None:
@@ -176,28 +180,43 @@ def start_waiting(d: Draft) -> None:
             continue
         pool = d.pools[operation.subject]
         steps = _steps_of_newest(d, pool)
+        kind = _kind_of(pool, steps)
         ready = replace(
             operation,
             waits_for=(),
-            steps=tuple(steps),
-            kind=_kind_of(pool, steps),
-            deadline_s=_deadline_s(d, pool, steps),
+            steps=steps,
+            kind=kind,
+            deadline_s=_deadline_s(d, pool, kind, steps),
             detail="" if steps else "nothing had to change",
         )
         keep(d, ready)
 
 
 def correct(d: Draft) -> None:
-    """Opens operations for what is out of order and belongs to none: restarted, lost, woken or slept by others."""
+    """Opens operations for what is out of order and belongs to none: restarted, lost, woken or slept by others.
+
+    One operation a replica: none waits for another's trouble.
+    """
     for name in sorted(d.pools):
         pool = d.pools[name]
-        if _brought_up(pool) and _may_correct(d, name):
-            _open_correction(d, name, plan_pool(d, pool, frozenset(pool.effective_awake)), pool.decision_id)
+        steps = plan_pool(d, pool, frozenset(pool.effective_awake)) if _brought_up(pool) else []
+        # Capacity first: what is to be awake comes before what is to sleep.
+        for step in sorted(steps, key=lambda step: (step.goal is not Goal.AWAKE, step.replica)):
+            if _can_begin(d, step) and _may_correct(d, step.replica):
+                _open_correction(d, name, step, pool.decision_id)
     claimed = d.claimed()
     for name in sorted(d.replicas):
         replica = d.replicas[name]
         if not replica.spec.pool and name not in claimed and _may_correct(d, name):
-            _open_correction(d, name, _scaled_steps(d, replica), replica.spec.decision_id)
+            for step in _scaled_steps(d, replica):
+                _open_correction(d, replica.spec.group or name, step, replica.spec.decision_id)
+
+
+def _can_begin(d: Draft, step: Step) -> bool:
+    """A server comes up awake, so it is made only when nobody uses its GPUs; until then there is nothing to do."""
+    if step.spec is None:
+        return True
+    return not any(occupies(other, d.world) for other in sharing(step.spec, d.replicas))
 
 
 def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
@@ -212,15 +231,15 @@ def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
     return []
 
 
-def _may_correct(d: Draft, subject: str) -> bool:
-    """Corrections that keep failing come ever later."""
+def _may_correct(d: Draft, replica: str) -> bool:
+    """Corrections of a replica that keep failing come ever later."""
     failures = [
         operation.update_s
         for operation in d.operations.values()
-        if operation.subject == subject
-        and operation.pool_revision == 0
+        if operation.pool_revision == 0
         and operation.state is OperationState.FAILED
         and d.now_s - operation.update_s < _CORRECTION_MEMORY_S
+        and any(step.replica == replica for step in operation.steps)
     ]
     if not failures:
         return True
@@ -228,9 +247,7 @@ def _may_correct(d: Draft, subject: str) -> bool:
     return d.now_s - max(failures) >= wait_s
 
 
-def _open_correction(d: Draft, subject: str, steps: list[Step], decision_id: str) -> None:
-    if not steps:
-        return
+def _open_correction(d: Draft, subject: str, step: Step, decision_id: str) -> None:
     operation = Operation(
         operation_id=d.next_operation_id(),
         kind=OperationKind.OVERLAY,
@@ -239,7 +256,7 @@ def _open_correction(d: Draft, subject: str, steps: list[Step], decision_id: str
         update_s=d.now_s,
         deadline_s=d.now_s + d.limits.overlay_s,
         decision_id=decision_id,
-        steps=tuple(steps),
+        steps=(step,),
     )
     d.operations[operation.operation_id] = operation
     advance(d, operation)

@@ -136,7 +136,7 @@ def create(d: Draft, operation: Operation, step: Step) -> Step:
 
 
 def _must_go_first(d: Draft, operation: Operation, step: Step) -> str:
-    """A replica of the same overlay that has to sleep once on these GPUs before this one takes them for good.
+    """A replica of the same bring-up that has to sleep once on these GPUs before this one takes them for good.
 
     One that cannot start anyhow, because somebody serves on its GPUs, is not waited for.
     """
