@@ -1,6 +1,7 @@
 """A fake actuator over a real socket, engines over the real store, and what collectors would have written."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -105,6 +106,13 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
             raise NotFound("NO_SUCH_OPERATION", "no such operation")
         return actuator_pb2.GetOperationResponse(operation=self.operations[request.operation_id])
 
+    async def CancelOperation(self, request, context):
+        operation = self.operations[request.operation_id]
+        operation.state = actuator_pb2.OPERATION_STATE_CANCELLED
+        operation.detail = request.reason
+        self.kick()
+        return actuator_pb2.CancelOperationResponse(operation=operation)
+
     async def ApplyPoolState(self, request, context):
         state, token = request.state, request.fencing.token
         if token < self.highest_token:
@@ -195,6 +203,15 @@ class Windows:
         defaults = {"prefill_tps": 0.0, "decode_tps": 0.0, "running": 0.0, "waiting": 0.0, "request_rps": 0.0}
         if role == types_pb2.ROLE_UNSPECIFIED:
             defaults = {"held": 0.0, "arrival_rps": 0.0}
+        ttft_s = signals.pop("ttft_s", None)
+        if ttft_s is not None:
+            partial.latencies.add(
+                latency=collector_pb2.LATENCY_TTFT,
+                upper_bounds_s=[ttft_s, ttft_s * 1.01, math.inf],
+                increases=[0, 10, 0],
+                sum_s=10 * ttft_s,
+                count=10,
+            )
         for name, value in {**defaults, **signals}.items():
             number = collector_pb2.Signal.Value(f"SIGNAL_{name.upper()}")
             partial.signals.add(signal=number, sum=value, reported=len(replicas))

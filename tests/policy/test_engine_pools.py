@@ -107,7 +107,9 @@ async def test_a_pool_is_born_and_a_starving_member_is_rescued(fake_actuator, st
 
 
 @pytest.mark.parametrize("behaviour", ["roll_back", "fail"])
-async def test_a_failed_transition_is_settled_and_not_retried_at_once(behaviour, fake_actuator, start_engine, windows):
+async def test_case_14_a_failed_transition_is_settled_and_not_retried_at_once(
+    behaviour, fake_actuator, start_engine, windows
+):
     engine = await start_engine(fake_actuator)
     await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
     await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
@@ -282,3 +284,28 @@ async def test_a_stored_pool_that_does_not_parse_is_not_forgotten(fake_actuator,
     await asyncio.sleep(0.3)
     assert len(await decisions_of(engine)) == 1
     assert len(fake_actuator.states) == 1
+
+
+async def test_a_rebalance_gives_way_to_a_hard_guard(fake_actuator, start_engine, windows):
+    engine = await start_engine(fake_actuator)
+    guarded = pooled("chat")
+    guarded.spec.guards.ttft_p95_s.hard = 2
+    await apply(engine, guarded, pooled("code"), pooled("bulk"))
+    await apply(engine, pool_of(("chat", 1), ("code", 1), ("bulk", 2)))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    fake_actuator.behaviour = "hang"
+    for name in ("chat", "code", "bulk"):
+        await windows.demand(name, 0)
+    await windows.write("chat", ["chat-node-0-0"], decode_tps=300, running=10)
+    await windows.write("bulk", ["bulk-node-0-2", "bulk-node-0-3"], decode_tps=0, running=0)
+    await windows.write("code", ["code-node-0-1"], decode_tps=180, running=10)
+    (rebalance,) = await settled(engine, decision_pb2.OUTCOME_STATE_PENDING)
+    assert rebalance.rule == decision_pb2.RULE_REBALANCE
+    fake_actuator.behaviour = "succeed"
+    await windows.write("chat", ["chat-node-0-0"], decode_tps=300, running=10, ttft_s=4.0)
+    rescue = (await settled(engine))[0]
+    assert rescue.rule == decision_pb2.RULE_RESCUE_HARD_GUARD
+    assert rescue.transition.wakes[0].service == "chat"
+    (cancelled,) = await settled(engine, decision_pb2.OUTCOME_STATE_ROLLED_BACK)
+    assert cancelled.decision_id == rebalance.decision_id
+    assert "pre-empted: chat: TTFT" in cancelled.outcome.detail

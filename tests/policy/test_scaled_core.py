@@ -144,6 +144,14 @@ def test_a_partial_signal_scales_out_on_what_was_measured():
     assert units(decide_scaled(given(policy(), view(decode_tps=half)))) == 12
 
 
+def test_case_08_a_decision_on_six_of_eight():
+    """One replica is pending and one hangs: the six that answer suffice to grow."""
+    six = Signal(1200.0, Quality.PARTIAL, 6, 8)
+    result = decide_scaled(given(policy(), view(decode_tps=six)))
+    assert units(result) == 12
+    assert result.draft.rule == Rule.PROPORTIONAL_OUT
+
+
 def test_replicas_that_have_just_become_ready_do_not_look_like_load():
     """Five are ready, the window knows two of them, at 250 tokens/s each: five, not eight."""
     young = Signal(500.0, Quality.PARTIAL, 2, 5)

@@ -75,6 +75,9 @@ class PoolInput:
     state: PoolState
     unreachable: str = ""
     under_way: str = ""
+    # The rule and the receivers of the transition under way.
+    under_way_rule: Rule | None = None
+    under_way_receivers: tuple[MemberKey, ...] = ()
     # Replicas that the actuator is repairing.
     busy: tuple[str, ...] = ()
 
@@ -92,13 +95,17 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolResult:
-    """The next state and awake set, every member's standing, the decision worth a record, why the pool holds."""
+    """The next state and awake set, every member's standing, the decision worth a record, why the pool holds.
+
+    `preempt` says why the transition under way should be cancelled; empty when it should go on.
+    """
 
     state: PoolState
     awake: tuple[str, ...]
     reports: tuple[MemberReport, ...]
     draft: Draft | None
     holding: str = ""
+    preempt: str = ""
 
 
 def decide_pool(given: PoolInput) -> PoolResult:
@@ -120,7 +127,8 @@ def decide_pool(given: PoolInput) -> PoolResult:
     if given.pool.metadata.paused or given.unreachable:
         return _held(given, state, reports)
     if given.under_way:
-        return PoolResult(state, given.awake, reports, None, f"operation {given.under_way} is under way")
+        holding = f"operation {given.under_way} is under way"
+        return PoolResult(state, given.awake, reports, None, holding, _preempts(given, members))
     fast_due = _due(given.now_s, given.state.fast_at_s, given.pool.spec.rescue_interval_s)
     slow_due = _due(given.now_s, given.state.slow_at_s, given.pool.spec.rebalance_interval_s)
     state = replace(
@@ -130,6 +138,16 @@ def decide_pool(given: PoolInput) -> PoolResult:
     )
     verdict = arbitrate(arena, fast_due=fast_due, slow_due=slow_due)
     return _apply(given, arena, state, reports, verdict)
+
+
+def _preempts(given: PoolInput, members: tuple[MemberState, ...]) -> str:
+    """A rebalance gives way to a hard-guard breach of somebody else's; nothing else interrupts a transition."""
+    if given.under_way_rule != Rule.REBALANCE:
+        return ""
+    for member in members:
+        if member.guard.hard and member.share.demand and member.key not in given.under_way_receivers:
+            return f"{member.key}: {member.guard.hard}"
+    return ""
 
 
 def _due(now_s: float, last_s: float | None, interval_s: float) -> bool:

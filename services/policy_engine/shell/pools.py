@@ -12,7 +12,7 @@ import structlog
 
 from policy_engine.core.overlay import OverlayError, OverlayReplica, make_overlay
 from policy_engine.core.pool import BirthInput, PoolInput, PoolResult, PoolState, decide_pool, lay_out
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.vocabulary import MemberKey, Rule
 from policy_engine.shell.convert import overlay_from_proto, replica_facts
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, desired_command, pool_state_command
@@ -23,6 +23,7 @@ from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +85,8 @@ class PoolRunner:
         await self._commit(given, result, turn, memory)
         if link is not None and link.reachable:
             await self.publisher.publish(pool, link, turn, memory)
+            if result.preempt:
+                await self.publisher.preempt(link, given.under_way, result.preempt)
 
     def forget(self, names: set[str]) -> None:
         """Drop reports of pools that are gone."""
@@ -159,10 +162,15 @@ class PoolRunner:
         unfinished = link.unfinished_of(pool.name) if link is not None else []
         record = self.log.get(desired.decision_id)
         pending = record is not None and record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING
-        under_way = ""
+        under_way, rule = "", None
+        receivers: tuple[MemberKey, ...] = ()
         if pending and record is not None:
             ids = list(record.outcome.operation_ids)
             under_way = ids[-1] if ids else f"of {record.decision_id}"
+            rule = Rule(decision_pb2.Rule.Name(record.rule).removeprefix("RULE_"))
+            receivers = tuple(
+                sorted({MemberKey(wake.service, Role.from_number(wake.role)) for wake in record.transition.wakes})
+            )
         members = [MemberKey(member.service, member.role) for member in pool.spec.members]
         return PoolInput(
             now_s=turn.now_s,
@@ -180,6 +188,8 @@ class PoolRunner:
             state=memory.pools.get(pool.name, PoolState()),
             unreachable=unreachable,
             under_way=under_way,
+            under_way_rule=rule,
+            under_way_receivers=receivers,
             busy=tuple(sorted({step.replica for item in unfinished for step in item.steps})),
         )
 

@@ -49,6 +49,7 @@ class Publisher:
     expiry_s: float
     _acknowledged: dict[str, _Acknowledged] = field(default_factory=dict)
     _refused_until_s: dict[str, float] = field(default_factory=dict)
+    _preempted: set[str] = field(default_factory=set)
 
     async def publish(self, pool: Pool, link: ActuatorLink, turn: Turn, memory: Memory) -> None:
         """Send the desired state unless this actuator has acknowledged it since it came back."""
@@ -112,6 +113,20 @@ class Publisher:
         outcome = _OUTCOMES[operation.state]
         await self._conclude(pool, link, turn, memory, record, outcome, operation.detail)
 
+    async def preempt(self, link: ActuatorLink, operation_id: str, reason: str) -> None:
+        """Ask for the roll-back of a transition, once; its end is told by the watch."""
+        if operation_id not in link.operations or operation_id in self._preempted:
+            return
+        self._preempted.add(operation_id)
+        request = actuator_pb2.CancelOperationRequest(operation_id=operation_id, reason=f"pre-empted: {reason}")
+        try:
+            response = await link.stub.CancelOperation(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            log.warning("transition not cancelled", operation=operation_id, error=describe(error))
+            return
+        link.take_operation(response.operation)
+        log.info("transition pre-empted", operation=operation_id, reason=reason)
+
     def superseded(self, desired: actuator_pb2.PoolState | None, turn: Turn) -> list[decision_pb2.Decision]:
         """The record behind `desired` with that outcome, when it was still open."""
         record = self.log.get(desired.decision_id) if desired is not None else None
@@ -137,7 +152,10 @@ class Publisher:
         if failed and record.kind == decision_pb2.DECISION_KIND_TRANSITION:
             transition = _transition(record)
             moved = tuple(sorted(change.replica for change in (*transition.releases, *transition.wakes)))
-            state = bar(state, moved, turn.now_s)
+            # A transition that gave way has not shown that anything is wrong with its replicas.
+            if self._preempted.isdisjoint(record.outcome.operation_ids):
+                state = bar(state, moved, turn.now_s)
+            self._preempted.difference_update(record.outcome.operation_ids)
             desired = memory.desired[pool.name]
             awake_now = await self._awake_now(link, pool, transition, outcome)
             overlay = overlay_from_proto(desired.overlay)
