@@ -373,6 +373,34 @@ async def test_prefill_server_hands_its_kv_to_a_decode_server(gateway, wait_unti
     await gateway.actuator.wait_acknowledged(2, drained="p")
 
 
+async def test_prefill_server_is_free_once_decoding_has_begun(gateway, wait_until):
+    p, d = await gateway.server("p"), await gateway.server("d")
+    await gateway.start()
+    decode = ("d", d.address, ROUTABLE, types_pb2.ROLE_DECODE)
+    await gateway.publish(1, {"sum": [("p", p.address, ROUTABLE, types_pb2.ROLE_PREFILL), decode]})
+    d.gate_after = 1
+    stream = asyncio.create_task(gateway.stream(model="sum", prompt=PROMPT, max_tokens=9))
+    await wait_until(lambda: d.active == 1)
+    await gateway.publish(2, {"sum": [("p", p.address, DRAINING, types_pb2.ROLE_PREFILL), decode]})
+    await gateway.actuator.wait_acknowledged(2, drained="p")
+    assert not stream.done()
+    d.gate.set()
+    assert (await stream).text == expected_text(9)
+
+
+async def test_new_sets_and_ended_drains_are_acknowledged_at_once(gateway, wait_until):
+    a, b = await two_servers(gateway, acknowledge_s=10)
+    a.gate_after = 1
+    stream = asyncio.create_task(gateway.stream(model="chat", prompt=PROMPT, max_tokens=3))
+    await wait_until(lambda: a.active == 1)
+    await asyncio.wait_for(gateway.publish(2, {"chat": [("a", a.address, DRAINING), ("b", b.address, ROUTABLE)]}), 4)
+    assert [item.replica for item in gateway.actuator.acknowledged[-1].in_flight] == ["a"]
+    a.gate.set()
+    await stream
+    await asyncio.wait_for(gateway.actuator.wait_acknowledged(2, drained="a"), 4)
+    assert len(gateway.actuator.acknowledged) <= 5
+
+
 async def test_broken_decode_server_is_replaced_with_a_second_hand_over(gateway):
     p, d, e = await gateway.server("p"), await gateway.server("d"), await gateway.server("e")
     await gateway.start()
