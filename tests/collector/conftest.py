@@ -2,8 +2,9 @@
 
 import asyncio
 import gzip
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,9 +46,8 @@ class PageServer:
 StartServer = Callable[[Callable[[web.Request], Awaitable[web.StreamResponse]]], Awaitable[PageServer]]
 
 
-@pytest.fixture
-async def page_server() -> AsyncIterator[StartServer]:
-    """``await page_server(answer)``: one more server, on a port of its own."""
+@asynccontextmanager
+async def _page_servers() -> AsyncIterator[StartServer]:
     async with AsyncExitStack() as stack:
 
         async def start(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> PageServer:
@@ -60,6 +60,13 @@ async def page_server() -> AsyncIterator[StartServer]:
             server.url = str(running.make_url("/")).rstrip("/")
             return server
 
+        yield start
+
+
+@pytest.fixture
+async def page_server() -> AsyncIterator[StartServer]:
+    """``await page_server(answer)``: one more server, on a port of its own."""
+    async with _page_servers() as start:
         yield start
 
 
@@ -153,9 +160,8 @@ class RunningCollector:
 StartCollector = Callable[..., Awaitable[RunningCollector]]
 
 
-@pytest.fixture
-async def start_collector(store_url: str, free_ports: Callable[[int], list[int]]) -> AsyncIterator[StartCollector]:
-    """``await start_collector(**settings)``: a collector that scrapes five times a second into the test's store."""
+@asynccontextmanager
+async def _collectors(store_url: str) -> AsyncIterator[StartCollector]:
     async with AsyncExitStack() as stack:
 
         async def stop(running: RunningCollector) -> None:
@@ -163,7 +169,9 @@ async def start_collector(store_url: str, free_ports: Callable[[int], list[int]]
             await asyncio.wait_for(running.task, 10)
 
         async def start(**overrides: object) -> RunningCollector:
-            (port,) = free_ports(1)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
             given: dict[str, object] = {
                 "listen": f"127.0.0.1:{port}",
                 "store_url": store_url,
@@ -183,3 +191,24 @@ async def start_collector(store_url: str, free_ports: Callable[[int], list[int]]
             return running
 
         yield start
+
+
+@pytest.fixture
+async def start_collector(store_url: str) -> AsyncIterator[StartCollector]:
+    """``await start_collector(**settings)``: a collector that scrapes five times a second into the test's store."""
+    async with _collectors(store_url) as start:
+        yield start
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The two fixtures above as context managers, for fixtures that serve a whole module."""
+
+    page_servers: Callable[[], AbstractAsyncContextManager[StartServer]] = _page_servers
+    collectors: Callable[[str], AbstractAsyncContextManager[StartCollector]] = _collectors
+
+
+@pytest.fixture(scope="session")
+def shared() -> Shared:
+    """What a module's own fixture starts servers and a collector with."""
+    return Shared()

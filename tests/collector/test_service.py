@@ -9,6 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
+import redis
 from aiohttp import web
 
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
@@ -83,14 +85,174 @@ def has_quality(quality: "types_pb2.Quality.ValueType") -> Callable[[pb.RoleObse
 OK = has_quality(types_pb2.QUALITY_OK)
 
 
-@pytest.fixture
-async def chat(start_collector, page_server, vllm_page, tmp_path):
-    """A collector with two healthy replicas of chat, its first full window seen."""
-    servers = [await page_server(serving(growing(vllm_page))) for _ in range(2)]
-    path = write_targets(tmp_path / "t.json", chat_0=servers[0].host_and_port, chat_1=servers[1].host_and_port)
-    collector = await start_collector(targets_files=[path])
-    await until(collector.stub, CHAT, OK)
-    return collector
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chat(shared, vllm_page, store_server_url, tmp_path_factory):
+    """A collector with two healthy replicas of chat, its first full window seen; the tests only read from it."""
+    with redis.Redis.from_url(store_server_url) as client:
+        client.flushdb()
+        client.set("trimtab-tests:marker", "1")
+    async with shared.page_servers() as page_server, shared.collectors(store_server_url) as start_collector:
+        servers = [await page_server(serving(growing(vllm_page))) for _ in range(2)]
+        path = tmp_path_factory.mktemp("chat") / "t.json"
+        write_targets(path, chat_0=servers[0].host_and_port, chat_1=servers[1].host_and_port)
+        collector = await start_collector(targets_files=[path])
+        await until(collector.stub, CHAT, OK)
+        yield collector
+
+
+# Reading: one collector for all
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_targets_are_listed_in_pages_with_their_states(chat) -> None:
+    first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=2)
+    second = await chat.stub.ListTargets(
+        pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=2
+    )
+    other = await chat.stub.ListTargets(pb.ListTargetsRequest(service="other"), timeout=2)
+
+    (target,) = first.targets
+    assert (target.target_id, target.service, target.state) == ("chat-0", "chat", pb.TARGET_STATE_UP)
+    assert target.counted
+    assert target.source == "file_sd"
+    assert abs(target.last_success_time.ToMilliseconds() / 1000 - time.time()) < 5
+    assert [item.target_id for item in second.targets] == ["chat-1"]
+    assert second.next_page_token == ""
+    assert list(other.targets) == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_role_never_observed_is_not_found(chat) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await get(chat.stub, pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE))
+
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert error_reason(raised.value) == "ROLE_NOT_OBSERVED"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_batch_names_what_is_missing(chat) -> None:
+    other = pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE)
+
+    some = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(keys=[other, CHAT, CHAT]), timeout=2)
+    everything = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(), timeout=2)
+
+    assert [item.service for item in some.observations] == ["chat"]
+    assert list(some.missing) == [other]
+    assert [(item.service, item.role) for item in everything.observations] == [("chat", types_pb2.ROLE_COLOCATED)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
+    await asyncio.sleep(0.5)
+    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
+    last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=2)
+
+    ends_ms = [item.window_end.ToMilliseconds() for item in response.observations]
+    assert len(ends_ms) >= 5
+    assert all(end_ms % 200 == 0 for end_ms in ends_ms), "windows are aligned to the store's clock"
+    assert ends_ms == sorted(set(ends_ms))
+    assert len(last_two.observations) == 2
+    middle = pb.QueryHistoryRequest(key=CHAT)
+    middle.start_time.FromMilliseconds(ends_ms[1])
+    middle.end_time.FromMilliseconds(ends_ms[3])
+    between = await chat.stub.QueryHistory(middle, timeout=2)
+    assert [item.window_end.ToMilliseconds() for item in between.observations] == ends_ms[1:3]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_watch_gives_a_snapshot_then_every_window(chat) -> None:
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
+    messages = []
+    async for message in stream:
+        messages.append(message)
+        if len(messages) == 4:
+            break
+    stream.cancel()
+
+    first, *rest = messages
+    assert [item.service for item in first.snapshot.observations] == ["chat"]
+    assert first.snapshot.revision > 0
+    ends_ms = [message.observation.window_end.ToMilliseconds() for message in rest]
+    assert [later - earlier for earlier, later in itertools.pairwise(ends_ms)] == [200, 200]
+    assert ends_ms[0] > first.snapshot.observations[0].window_end.ToMilliseconds()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[DOOR]), timeout=10)
+    kinds = []
+    async for message in stream:
+        kinds.append(message.WhichOneof("event"))
+        if len(kinds) == 2:
+            break
+    stream.cancel()
+
+    assert kinds == ["snapshot", "bookmark"]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "fields"),
+    [
+        ("GetObservation", pb.GetObservationRequest(), ["key.service"]),
+        ("GetObservation", pb.GetObservationRequest(key=pb.RoleKey(service="chat", role=99)), ["key.role"]),
+        ("BatchGetObservations", pb.BatchGetObservationsRequest(keys=[pb.RoleKey(service="C")]), ["keys[0].service"]),
+        ("QueryHistory", pb.QueryHistoryRequest(key=CHAT, max_results=9999), ["max_results"]),
+        ("ListTargets", pb.ListTargetsRequest(service="C", page_size=1001), ["service", "page_size"]),
+        (
+            "ReportDemand",
+            pb.ReportDemandRequest(
+                demands=[
+                    pb.ServiceDemand(service="chat", interval_s=float("nan")),
+                    pb.ServiceDemand(service="chat", interval_s=1, arrivals=2**63),
+                ]
+            ),
+            ["gateway", "demands[0].interval_s", "demands[1].service", "demands[1].arrivals"],
+        ),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_does_not_parse_comes_back_with_one_violation_per_field(
+    chat, method, request_message, fields
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await getattr(chat.stub, method)(request_message, timeout=5)
+
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert [item.field for item in field_violations(raised.value)] == fields
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_newest_sample_of_each_replica_is_in_one_hash_per_role(chat, store_server_url) -> None:
+    with redis.Redis.from_url(store_server_url) as client:
+        found = client.hgetall(keys.latest_samples("chat", "ROLE_COLOCATED"))
+
+    samples = {name.decode(): pb.ReplicaSample.FromString(data) for name, data in found.items()}
+    assert sorted(samples) == ["chat-0", "chat-1"]
+    sample = samples["chat-0"]
+    assert sample.state == pb.TARGET_STATE_UP
+    assert sample.awake
+    assert sample.generation_tokens_total > 0
+    values = {item.signal: item.measurement for item in sample.signals}
+    assert values[pb.SIGNAL_DECODE_TPS].value == pytest.approx(1000, rel=0.25)
+    assert values[pb.SIGNAL_RUNNING].value == 2.0
+    assert values[pb.SIGNAL_PREFIX_HIT_RATIO].quality == types_pb2.QUALITY_MISSING
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_aggregate_series_are_on_the_collectors_own_metrics(chat) -> None:
+    sample = chat.context.registry.get_sample_value
+    role = {"service": "chat", "role": "colocated"}
+
+    assert sample("trimtab_signal", role | {"signal": "decode_tps"}) == pytest.approx(2000, rel=0.25)
+    assert sample("trimtab_signal_quality", role | {"signal": "decode_tps", "quality": "ok"}) == 1
+    assert sample("trimtab_signal", role | {"signal": "prefix_hit_ratio"}) is None
+    assert sample("trimtab_role_replicas", role | {"reported": "yes"}) == 2
+    assert sample("trimtab_collector_targets", {"state": "up"}) == 2
+    assert sample("trimtab_collector_scrapes_total", {"state": "up"}) >= 4
+
+
+# From page to observation
 
 
 async def test_a_servers_page_becomes_an_observation(start_collector, page_server, vllm_page, tmp_path) -> None:
@@ -133,23 +295,6 @@ async def test_a_servers_page_becomes_an_observation(start_collector, page_serve
 
 
 # Targets
-
-
-async def test_targets_are_listed_in_pages_with_their_states(chat) -> None:
-    first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=2)
-    second = await chat.stub.ListTargets(
-        pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=2
-    )
-    other = await chat.stub.ListTargets(pb.ListTargetsRequest(service="other"), timeout=2)
-
-    (target,) = first.targets
-    assert (target.target_id, target.service, target.state) == ("chat-0", "chat", pb.TARGET_STATE_UP)
-    assert target.counted
-    assert target.source == "file_sd"
-    assert abs(target.last_success_time.ToMilliseconds() / 1000 - time.time()) < 5
-    assert [item.target_id for item in second.targets] == ["chat-1"]
-    assert second.next_page_token == ""
-    assert list(other.targets) == []
 
 
 async def test_servers_that_answer_wrongly_slowly_or_not_at_all_are_named_and_the_rest_counts(
@@ -211,106 +356,6 @@ async def test_a_targets_file_is_followed_and_a_malformed_one_changes_nothing(
 
     assert list(kept.reported_replicas) == ["chat-0", "chat-1"]
     assert list(left.missing_replicas) == [], "case 4: what is gone is in no sum, and nobody waits for it"
-
-
-# Observations
-
-
-async def test_a_role_never_observed_is_not_found(chat) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await get(chat.stub, pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE))
-
-    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
-    assert error_reason(raised.value) == "ROLE_NOT_OBSERVED"
-
-
-async def test_a_batch_names_what_is_missing(chat) -> None:
-    other = pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE)
-
-    some = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(keys=[other, CHAT, CHAT]), timeout=2)
-    everything = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(), timeout=2)
-
-    assert [item.service for item in some.observations] == ["chat"]
-    assert list(some.missing) == [other]
-    assert [(item.service, item.role) for item in everything.observations] == [("chat", types_pb2.ROLE_COLOCATED)]
-
-
-async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
-    await asyncio.sleep(0.5)
-    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
-    last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=2)
-
-    ends_ms = [item.window_end.ToMilliseconds() for item in response.observations]
-    assert len(ends_ms) >= 5
-    assert all(end_ms % 200 == 0 for end_ms in ends_ms), "windows are aligned to the store's clock"
-    assert ends_ms == sorted(set(ends_ms))
-    assert len(last_two.observations) == 2
-    middle = pb.QueryHistoryRequest(key=CHAT)
-    middle.start_time.FromMilliseconds(ends_ms[1])
-    middle.end_time.FromMilliseconds(ends_ms[3])
-    between = await chat.stub.QueryHistory(middle, timeout=2)
-    assert [item.window_end.ToMilliseconds() for item in between.observations] == ends_ms[1:3]
-
-
-async def test_a_watch_gives_a_snapshot_then_every_window(chat) -> None:
-    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
-    messages = []
-    async for message in stream:
-        messages.append(message)
-        if len(messages) == 4:
-            break
-    stream.cancel()
-
-    first, *rest = messages
-    assert [item.service for item in first.snapshot.observations] == ["chat"]
-    assert first.snapshot.revision > 0
-    ends_ms = [message.observation.window_end.ToMilliseconds() for message in rest]
-    assert [later - earlier for earlier, later in itertools.pairwise(ends_ms)] == [200, 200]
-    assert ends_ms[0] > first.snapshot.observations[0].window_end.ToMilliseconds()
-
-
-async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
-    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[DOOR]), timeout=10)
-    kinds = []
-    async for message in stream:
-        kinds.append(message.WhichOneof("event"))
-        if len(kinds) == 2:
-            break
-    stream.cancel()
-
-    assert kinds == ["snapshot", "bookmark"]
-
-
-@pytest.mark.parametrize(
-    ("method", "request_message", "fields"),
-    [
-        ("GetObservation", pb.GetObservationRequest(), ["key.service"]),
-        ("GetObservation", pb.GetObservationRequest(key=pb.RoleKey(service="chat", role=99)), ["key.role"]),
-        ("BatchGetObservations", pb.BatchGetObservationsRequest(keys=[pb.RoleKey(service="C")]), ["keys[0].service"]),
-        ("QueryHistory", pb.QueryHistoryRequest(key=CHAT, max_results=9999), ["max_results"]),
-        ("ListTargets", pb.ListTargetsRequest(service="C", page_size=1001), ["service", "page_size"]),
-        (
-            "ReportDemand",
-            pb.ReportDemandRequest(
-                demands=[
-                    pb.ServiceDemand(service="chat", interval_s=float("nan")),
-                    pb.ServiceDemand(service="chat", interval_s=1, arrivals=2**63),
-                ]
-            ),
-            ["gateway", "demands[0].interval_s", "demands[1].service", "demands[1].arrivals"],
-        ),
-    ],
-)
-async def test_what_does_not_parse_comes_back_with_one_violation_per_field(
-    start_collector, method, request_message, fields
-) -> None:
-    collector = await start_collector()
-
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await getattr(collector.stub, method)(request_message, timeout=5, wait_for_ready=True)
-
-    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert [item.field for item in field_violations(raised.value)] == fields
 
 
 # Demand
@@ -485,21 +530,6 @@ async def test_the_collector_waits_for_an_actuator_that_comes_later(
 # The store
 
 
-async def test_the_newest_sample_of_each_replica_is_in_one_hash_per_role(chat, store) -> None:
-    found = await store.redis.hgetall(keys.latest_samples("chat", "ROLE_COLOCATED"))
-
-    samples = {name.decode(): pb.ReplicaSample.FromString(data) for name, data in found.items()}
-    assert sorted(samples) == ["chat-0", "chat-1"]
-    sample = samples["chat-0"]
-    assert sample.state == pb.TARGET_STATE_UP
-    assert sample.awake
-    assert sample.generation_tokens_total > 0
-    values = {item.signal: item.measurement for item in sample.signals}
-    assert values[pb.SIGNAL_DECODE_TPS].value == pytest.approx(1000, rel=0.25)
-    assert values[pb.SIGNAL_RUNNING].value == 2.0
-    assert values[pb.SIGNAL_PREFIX_HIT_RATIO].quality == types_pb2.QUALITY_MISSING
-
-
 async def test_a_store_that_is_away_costs_its_windows_and_no_counts(
     start_collector, page_server, vllm_page, tmp_path, own_store
 ) -> None:
@@ -554,18 +584,3 @@ async def test_partials_of_two_collectors_are_merged(start_collector, page_serve
 
     assert list(found.reported_replicas) == ["chat-0", "chat-1"]
     assert decode(found).value == pytest.approx(1500, rel=0.25)
-
-
-# /metrics
-
-
-async def test_aggregate_series_are_on_the_collectors_own_metrics(chat) -> None:
-    sample = chat.context.registry.get_sample_value
-    role = {"service": "chat", "role": "colocated"}
-
-    assert sample("trimtab_signal", role | {"signal": "decode_tps"}) == pytest.approx(2000, rel=0.25)
-    assert sample("trimtab_signal_quality", role | {"signal": "decode_tps", "quality": "ok"}) == 1
-    assert sample("trimtab_signal", role | {"signal": "prefix_hit_ratio"}) is None
-    assert sample("trimtab_role_replicas", role | {"reported": "yes"}) == 2
-    assert sample("trimtab_collector_targets", {"state": "up"}) == 2
-    assert sample("trimtab_collector_scrapes_total", {"state": "up"}) >= 4
