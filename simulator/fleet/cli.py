@@ -16,7 +16,7 @@ from aiohttp import web
 
 from simulator.fleet.admin import make_admin_app
 from simulator.fleet.fleet import Fleet, FleetSettings
-from simulator.fleet.model import DEFAULT_INVENTORY, FleetConfigError, load_inventory
+from simulator.fleet.model import DEFAULT_INVENTORY, ConflictError, FleetConfigError, load_inventory
 from simulator.fleet.replica import Scales, bind
 from simulator.profiles import ProfileError, load_profiles
 
@@ -54,7 +54,7 @@ def run(
         inventory = load_inventory(topology) if topology is not None else DEFAULT_INVENTORY
         known = load_profiles(profiles)
         uvloop.run(_serve(Fleet(inventory, known, settings), port, ready_file))
-    except (FleetConfigError, ProfileError, OSError) as error:
+    except (FleetConfigError, ConflictError, ProfileError, OSError) as error:
         typer.echo(f"fleet: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -178,10 +178,13 @@ class Fleet:
     def restore(self) -> int:
         """Start the replicas of the state file; says how many.
 
-        Raises FleetConfigError when the file cannot be read or a replica does not fit the nodes any more.
+        Raises FleetConfigError when the file cannot be read or written, or a replica does not fit the nodes any more.
         """
         path = self.settings.state_file
-        if path is None or not path.exists():
+        if path is None:
+            return 0
+        if not path.exists():
+            self._check_writable(path)
             return 0
         try:
             saved = _SavedFleet.model_validate_json(path.read_bytes())
@@ -197,7 +200,14 @@ class Fleet:
                 log.warning("port taken, using another", replica=entry.spec.replica, port=entry.port)
                 sock = self._free_socket()
             self._add(entry.spec, profile, sock)
+        self._check_writable(path)
         return len(saved.replicas)
+
+    def _check_writable(self, path: Path) -> None:
+        try:
+            self._save()
+        except OSError as error:
+            raise FleetConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
     async def stop(self) -> None:
         """End every replica; the state file keeps them."""

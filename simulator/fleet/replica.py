@@ -186,7 +186,7 @@ class Replica:
             time_scale=self._scales.time,
             bring_up_scale=self._scales.bring_up,
         )
-        server = SimulatedServer(settings, self)
+        server = SimulatedServer(settings, self, process_start_s=self.start_time_s)
         self._crashed.clear()
         server.on_crash = self._crashed.set
         runner = web.AppRunner(

@@ -6,6 +6,7 @@ sample names, so a page filtered by `name[]` renders only what was asked for. Li
 
 from __future__ import annotations
 
+import abc
 import bisect
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -45,7 +46,7 @@ class SampleGroup:
     """(sample name, line) pairs."""
 
 
-class Family:
+class Family(abc.ABC):
     """One metric family with its children; subclasses say how a child is rendered."""
 
     kind = "untyped"
@@ -56,6 +57,12 @@ class Family:
         self.name = name
         self.help_text = help_text
         self._text: str | None = None
+        self._created_cache = (0, "")
+
+    @property
+    @abc.abstractmethod
+    def children(self) -> int:
+        """How many label sets the family has."""
 
     @property
     def base_name(self) -> str:
@@ -69,11 +76,17 @@ class Family:
 
     def groups(self) -> Iterator[SampleGroup]:
         """The family's samples, then its `_created` ones."""
-        yield SampleGroup(self.name, self.kind, tuple(self._samples()))
+        yield self._main_group()
         if self.has_created:
-            name = f"{self.base_name}_created"
-            lines = tuple((name, f"{name}{labels} {format_value(at)}") for labels, at in self._created())
-            yield SampleGroup(name, "gauge", lines)
+            yield self._created_group()
+
+    def _main_group(self) -> SampleGroup:
+        return SampleGroup(self.name, self.kind, tuple(self._samples()))
+
+    def _created_group(self) -> SampleGroup:
+        name = f"{self.base_name}_created"
+        lines = tuple((name, f"{name}{labels} {format_value(at)}") for labels, at in self._created())
+        return SampleGroup(name, "gauge", lines)
 
     def samples_by_child(self) -> Iterator[tuple[str, str]]:
         """(sample name, line) pairs, each child's `_created` right behind it, as OpenMetrics wants them."""
@@ -88,10 +101,15 @@ class Family:
     def text(self) -> str:
         """The family as text, from the cache when nothing changed."""
         if self._text is None:
-            # A family without children shows its own header, as prometheus_client's does, but none for `_created`.
-            shown = (group for group in self.groups() if group.samples or group.name == self.name)
-            self._text = "".join([self._group_text(group) for group in shown])
+            self._text = self._group_text(self._main_group()) + self._created_text()
         return self._text
+
+    def _created_text(self) -> str:
+        """The `_created` group, rendered again only when a child is new; empty while there is none."""
+        children = self.children if self.has_created else 0
+        if self._created_cache[0] != children:
+            self._created_cache = (children, self._group_text(self._created_group()))
+        return self._created_cache[1]
 
     def touch(self) -> None:
         """Note that a value changed."""
@@ -110,10 +128,12 @@ class Family:
         head = f"# HELP {group.name} {self.help_text}\n# TYPE {group.name} {group.kind}\n"
         return head + "".join([f"{line}\n" for _, line in group.samples])
 
+    @abc.abstractmethod
     def _samples(self) -> Iterator[tuple[str, str]]:
-        raise AssertionError("a subclass renders its samples")
+        """(sample name, line) pairs of every child."""
 
     def _created(self) -> Iterator[tuple[str, float]]:
+        """(labels, creation time) of every child, where the family has them."""
         return iter(())
 
 
@@ -138,6 +158,11 @@ class Gauge(Family):
     def value(self, labels: Labels = ()) -> float:
         """A child's value; raises KeyError when there is none."""
         return self._values[labels]
+
+    @property
+    def children(self) -> int:
+        """How many label sets the family has."""
+        return len(self._values)
 
     def _samples(self) -> Iterator[tuple[str, str]]:
         for labels, value in self._values.items():
@@ -177,6 +202,11 @@ class Counter(Family):
     def value(self, labels: Labels = ()) -> float:
         """A child's value; raises KeyError when there is none."""
         return self._values[labels]
+
+    @property
+    def children(self) -> int:
+        """How many label sets the family has."""
+        return len(self._values)
 
     def _samples(self) -> Iterator[tuple[str, str]]:
         for labels, value in self._values.items():
@@ -238,6 +268,11 @@ class Histogram(Family):
         self._children[labels] = child
         return child
 
+    @property
+    def children(self) -> int:
+        """How many label sets the family has."""
+        return len(self._children)
+
     def _samples(self) -> Iterator[tuple[str, str]]:
         bucket_name = f"{self.name}_bucket"
         for child in self._children.values():
@@ -269,6 +304,11 @@ class Summary(Family):
         text, count, total, created_s = self._children.get(labels, (format_labels(labels), 0.0, 0.0, now_s))
         self._children[labels] = (text, count + 1, total + value, created_s)
         self._text = None
+
+    @property
+    def children(self) -> int:
+        """How many label sets the family has."""
+        return len(self._children)
 
     def _samples(self) -> Iterator[tuple[str, str]]:
         for text, count, total, _ in self._children.values():

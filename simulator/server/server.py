@@ -94,7 +94,14 @@ class Standalone:
 class SimulatedServer:
     """The state of one server; the HTTP application calls it."""
 
-    def __init__(self, settings: ServerSettings, surroundings: Surroundings | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        surroundings: Surroundings | None = None,
+        *,
+        process_start_s: float | None = None,
+    ) -> None:
+        """`process_start_s` is when the process began to load, in unix time; None: now."""
         self.settings = settings
         profile = settings.profile
         self._surroundings = surroundings if surroundings is not None else Standalone()
@@ -105,7 +112,9 @@ class SimulatedServer:
         self.engine = Engine(self.limits, self._timing)
         self.stats = ServerStats()
         self.page = Page(self._refresh)
-        self._process_metrics = ProcessMetrics(self.page, start_time_s=self.started_s)
+        self._process_metrics = ProcessMetrics(
+            self.page, start_time_s=self.started_s if process_start_s is None else process_start_s
+        )
         self.metrics = VllmMetrics(
             self.page,
             model_name=settings.model_name,

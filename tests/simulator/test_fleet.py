@@ -301,6 +301,21 @@ async def test_a_damaged_state_file_is_named(make_fleet, tmp_path: Path) -> None
         await make_fleet(state_file=state_file)
 
 
+async def test_a_state_file_that_cannot_be_written_is_named_at_the_start(make_fleet, tmp_path: Path) -> None:
+    with pytest.raises(FleetConfigError, match=r"none/fleet\.json: cannot be written: No such file"):
+        await make_fleet(state_file=tmp_path / "none" / "fleet.json")
+
+
+async def test_the_process_start_time_is_when_loading_began(make_fleet, http) -> None:
+    at = await make_fleet()
+    await at.create("chat-0", gpus=[0])
+    body = await at.running("chat-0")
+    async with http.get(body["address"] + "/metrics/?name[]=process_start_time_seconds") as response:
+        line = (await response.text()).splitlines()[-1]
+    assert float(line.split()[1]) == body["start_time"]
+    assert at.fleet.replicas["chat-0"].server.started_s >= body["start_time"] + 0.05
+
+
 async def test_the_fleets_own_metrics(make_fleet, http) -> None:
     at = await make_fleet()
     await at.create("chat-0", gpus=[0])
