@@ -1,0 +1,432 @@
+"""vLLM's HTTP surface and the backends, over real sockets against servers that answer well, wrongly or not at all."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from actuator_rig import LIMITS, spec
+from aiohttp import web
+
+from actuator.core.model import ActionKind, Role
+from actuator.core.world import Action, Outcome, RunState
+from actuator.shell.backend import BackendError
+from actuator.shell.executor import Executor
+from actuator.shell.local_backend import LocalBackend
+from actuator.shell.observer import Observer, look
+from actuator.shell.settings import ActuatorSettings
+from actuator.shell.static_backend import StaticBackend, TargetsFileError
+from actuator.shell.vllm_client import Gauges, VllmClient, VllmError, parse_gauges
+from trimtab.config.settings import SettingsError, load_settings
+
+PAGE = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 0.0
+"""
+PAGES = {
+    "all engines added": (PAGE, Gauges(in_flight=6, memory_in_use=True)),
+    "asleep": (
+        PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'),
+        Gauges(in_flight=6, memory_in_use=False),
+    ),
+    "a release without the sleep state": ("\n".join(PAGE.splitlines()[:4]), Gauges(in_flight=6, memory_in_use=None)),
+    "waiting is missing": ("vllm:num_requests_running 3\n", Gauges(in_flight=None, memory_in_use=None)),
+    "not a number": (PAGE.replace("3.0", "NaN"), Gauges(in_flight=None, memory_in_use=True)),
+    "negative": (PAGE.replace("3.0", "-1"), Gauges(in_flight=None, memory_in_use=True)),
+    "infinite": (PAGE.replace("3.0", "+Inf"), Gauges(in_flight=None, memory_in_use=True)),
+    "a word": (PAGE.replace("3.0", "three"), Gauges(in_flight=None, memory_in_use=True)),
+    "cut off": (PAGE[:60], Gauges(in_flight=None, memory_in_use=None)),
+    "empty": ("", Gauges(in_flight=None, memory_in_use=None)),
+}
+
+
+@pytest.mark.parametrize("what", sorted(PAGES))
+def test_what_cannot_be_read_is_not_zero(what: str) -> None:
+    page, expected = PAGES[what]
+    assert parse_gauges(page) == expected
+
+
+class OldVllm:
+    """Answers like vLLM 0.25: empty bodies, /sleep answers before it sleeps, no filtered metrics page."""
+
+    def __init__(self) -> None:
+        self.asleep = self.paused = False
+        self.running = 0
+        self.dev_mode = True
+        self.finish_reason = "length"
+        self.hang: set[str] = set()
+        self.calls: list[str] = []
+        self.sleep_after_s = 0.05
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        self.calls.append(f"{request.method} {request.path_qs}")
+        if path in self.hang:
+            await asyncio.sleep(30)
+        if path == "/health":
+            return web.Response()
+        if path == "/metrics":
+            awake = 0 if self.asleep else 1
+            state = f'vllm:engine_sleep_state{{sleep_state="awake"}} {awake}\n'
+            return web.Response(text=f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting 0\n" + state)
+        if path == "/v1/models":
+            return web.json_response({"object": "list", "data": [{"id": "served", "object": "model"}]})
+        if path == "/v1/completions":
+            body = await request.json()
+            choices = [{"text": "x", "finish_reason": self.finish_reason}]
+            return web.json_response({"model": body["model"], "choices": choices, "usage": {"completion_tokens": 1}})
+        if self.dev_mode and path == "/is_sleeping":
+            return web.json_response({"is_sleeping": self.asleep or self.paused})
+        if self.dev_mode and path == "/sleep":
+            asyncio.get_running_loop().call_later(self.sleep_after_s, setattr, self, "asleep", True)
+            return web.Response()
+        if self.dev_mode and path == "/wake_up":
+            self.asleep = self.paused = False
+            return web.Response()
+        return web.Response(status=404, text='{"detail":"Not Found"}')
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable]:
+    """``await serve(handler)`` → its address."""
+    runners = []
+
+    async def start(handler: Callable) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[VllmClient]:
+    """Impatient."""
+    made = VllmClient(probe_timeout_s=0.3, canary_timeout_s=0.5)
+    yield made
+    await made.close()
+
+
+class Doer:
+    """Runs one action and gives its outcome."""
+
+    def __init__(self, client: VllmClient) -> None:
+        self._done: asyncio.Queue[Outcome] = asyncio.Queue()
+        self._executor = Executor(StaticBackendStub(), client, LIMITS, self._done.put_nowait)
+
+    async def __call__(self, kind: ActionKind, address: str, **fields) -> Outcome:
+        self._executor.start(Action(kind=kind, replica="a-0", address=address, **fields))
+        return await asyncio.wait_for(self._done.get(), 5)
+
+
+class StaticBackendStub:
+    """Nothing to create."""
+
+    measures_gpus = False
+
+
+async def test_a_sleep_is_believed_only_from_is_sleeping(serve: Callable, client: VllmClient) -> None:
+    server = OldVllm()
+    address = await serve(server.handle)
+    outcome = await Doer(client)(ActionKind.SLEEP, address, sleep_level=2)
+    assert (outcome.ok, server.asleep) == (True, True)
+    assert "POST /sleep?level=2&mode=abort" in server.calls
+
+
+async def test_a_server_with_work_is_left_alone(serve: Callable, client: VllmClient) -> None:
+    """Case 22: /sleep at running = 8 would abort all eight with a 200."""
+    server = OldVllm()
+    server.running = 8
+    outcome = await Doer(client)(ActionKind.SLEEP, await serve(server.handle))
+    assert (outcome.ok, outcome.busy) == (False, True)
+    assert not any("/sleep" in call for call in server.calls)
+
+
+async def test_a_server_without_sleep_routes_is_reported_as_such(serve: Callable, client: VllmClient) -> None:
+    server = OldVllm()
+    server.dev_mode = False
+    address = await serve(server.handle)
+    outcome = await Doer(client)(ActionKind.SLEEP, address)
+    assert (outcome.ok, outcome.permanent) == (False, True)
+    assert "VLLM_SERVER_DEV_MODE=1" in outcome.error
+    sight = await look(client, address, now_s=1.0, misses=0)
+    assert (sight.healthy, sight.sleeping, sight.in_flight) == (True, None, 0)
+
+
+async def test_a_sleep_without_an_answer_may_still_happen(serve: Callable, client: VllmClient) -> None:
+    server = OldVllm()
+    server.hang = {"/is_sleeping"}
+    address = await serve(server.handle)
+    server.asleep = False
+    outcome = await Doer(client)(ActionKind.SLEEP, address)
+    assert (outcome.ok, outcome.unsettled) == (False, False), "it was not even asked"
+    server.hang = {"/sleep"}
+    executor_outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+    from dataclasses import replace
+
+    hasty = Executor(StaticBackendStub(), client, replace(LIMITS, sleeping_s=0.2), executor_outcomes.put_nowait)
+    hasty.start(Action(kind=ActionKind.SLEEP, replica="a-0", address=address))
+    outcome = await asyncio.wait_for(executor_outcomes.get(), 5)
+    assert (outcome.ok, outcome.unsettled) == (False, True)
+
+
+async def test_a_wake_is_checked_and_a_canary_wants_a_real_token(serve: Callable, client: VllmClient) -> None:
+    server = OldVllm()
+    server.asleep = True
+    address = await serve(server.handle)
+    do = Doer(client)
+    assert (await do(ActionKind.WAKE, address)).ok
+    assert (await do(ActionKind.CANARY, address, model="m")).ok
+    server.finish_reason = "abort"
+    outcome = await do(ActionKind.CANARY, address, model="m")
+    assert (outcome.ok, "gives no token" in outcome.error) == (False, True)
+    server.hang = {"/v1/completions"}
+    outcome = await do(ActionKind.CANARY, address, model="m")
+    assert (outcome.ok, "did not answer within 0.5 s" in outcome.error) == (False, True)
+
+
+async def test_a_canary_asks_for_the_served_model_when_none_is_known(serve: Callable, client: VllmClient) -> None:
+    server = OldVllm()
+    assert (await Doer(client)(ActionKind.CANARY, await serve(server.handle))).ok
+    assert "GET /v1/models" in server.calls
+
+
+async def test_a_pause_is_not_a_sleep(serve: Callable, client: VllmClient) -> None:
+    server = OldVllm()
+    server.paused = True
+    sight = await look(client, await serve(server.handle), now_s=1.0, misses=2)
+    assert (sight.sleeping, sight.paused, sight.misses) == (True, True, 0)
+
+
+async def test_nothing_listening_and_no_answer_are_told_apart(
+    serve: Callable, client: VllmClient, free_port: int
+) -> None:
+    gone = await look(client, f"http://127.0.0.1:{free_port}", now_s=1.0, misses=0)
+    assert (gone.healthy, gone.refused, gone.misses) == (False, True, 1)
+    server = OldVllm()
+    server.hang = {"/health"}
+    silent = await look(client, await serve(server.handle), now_s=1.0, misses=1)
+    assert (silent.healthy, silent.refused, silent.misses) == (False, False, 2)
+
+
+async def test_an_endless_answer_is_cut_off(serve: Callable, client: VllmClient) -> None:
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(1000):
+            await response.write(b"x" * 2**20)
+        return response
+
+    with pytest.raises(VllmError, match="answers more than"):
+        await client.gauges(await serve(flood))
+
+
+async def test_a_hung_server_delays_no_other(serve: Callable, client: VllmClient, tmp_path: Path) -> None:
+    """Case 8."""
+    good, hung = OldVllm(), OldVllm()
+    hung.hang = {"/health"}
+    good_address, hung_address = await serve(good.handle), await serve(hung.handle)
+    targets = [
+        {"targets": [good_address.removeprefix("http://")], "labels": {"service": "chat", "replica": "good"}},
+        {"targets": [hung_address.removeprefix("http://")], "labels": {"service": "chat", "replica": "hung"}},
+    ]
+    path = tmp_path / "targets.json"
+    path.write_text(json.dumps(targets))
+    loop = asyncio.get_running_loop()
+    observer = Observer(StaticBackend(path), client, now_s=loop.time, interval_s=0.05, urgent_interval_s=0.02)
+    stopping = asyncio.Event()
+    task = asyncio.create_task(observer.run(stopping))
+    await asyncio.sleep(0.25)
+    assert good.calls.count("GET /health") >= 2, "asked again while the hung one is still awaited"
+    assert hung.calls.count("GET /health") == 1, "never asked twice at once"
+    assert observer.sight("good").healthy
+    assert not observer.complete, "the hung one has not been looked at yet"
+    await asyncio.sleep(0.3)
+    assert observer.complete
+    assert not observer.sight("hung").healthy
+    stopping.set()
+    await task
+
+
+NODES = {
+    "nodes": [
+        {
+            "node": "node-0",
+            "cluster": "local",
+            "vdc": "v",
+            "s2": "s2",
+            "s1": "s1",
+            "gpu_type": "A100-40GB",
+            "gpus": 4,
+            "free_gpu_indices": [1, 3],
+            "something_new": True,
+        },
+        {
+            "node": "far-0",
+            "cluster": "far",
+            "vdc": "v",
+            "s2": "s2",
+            "s1": "s1",
+            "gpu_type": "H100-80GB",
+            "gpus": 8,
+            "free_gpu_indices": [],
+        },
+    ]
+}
+
+
+async def test_the_local_backend_reads_the_fleet(serve: Callable) -> None:
+    async def fleet(request: web.Request) -> web.StreamResponse:
+        if request.path == "/nodes":
+            return web.json_response(NODES)
+        item = {
+            "replica": "a-0",
+            "service": "a",
+            "role": "prefill",
+            "model": "m",
+            "address": "http://127.0.0.1:1/",
+            "node": "node-0",
+            "gpu_indices": [0, 2],
+            "state": "exited",
+            "start_time": 12.5,
+            "labels": {"trimtab.dev/pool": "p", "trimtab.dev/decision": "d-1"},
+        }
+        return web.json_response({"replicas": [item], "revision": 3})
+
+    backend = LocalBackend(await serve(fleet), "local")
+    nodes, replicas = await backend.list_nodes(), await backend.list_replicas()
+    await backend.close()
+    assert {name: node.taken for name, node in nodes.items()} == {"node-0": frozenset({0, 2})}
+    listed = replicas["a-0"]
+    assert (listed.spec.pool, listed.spec.decision_id, listed.spec.role) == ("p", "d-1", Role.PREFILL)
+    assert (listed.address, listed.run_state, listed.start_time_s) == ("http://127.0.0.1:1", RunState.EXITED, 12.5)
+
+
+BAD_ANSWERS = {
+    "half a list": (200, '{"replicas": [{"replica": "a-0"}]}', "replicas.0.service: Field required"),
+    "no JSON": (200, "<html>", "Invalid JSON"),
+    "an error": (500, '{"error": "on fire"}', "500: on fire"),
+    "another shape": (200, "[]", "Input should be an object"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(BAD_ANSWERS))
+async def test_a_list_that_does_not_parse_is_no_list(serve: Callable, what: str) -> None:
+    status, text, message = BAD_ANSWERS[what]
+
+    async def fleet(_request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=text)
+
+    backend = LocalBackend(await serve(fleet), "local")
+    with pytest.raises(BackendError) as caught:
+        await backend.list_replicas()
+    await backend.close()
+    assert message in str(caught.value)
+
+
+CREATIONS = {201: None, 200: None, 400: True, 409: False, 500: False}
+
+
+@pytest.mark.parametrize("status", sorted(CREATIONS))
+async def test_whether_a_creation_is_worth_trying_again(serve: Callable, status: int) -> None:
+    bodies = []
+
+    async def fleet(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        return web.json_response({"error": "why"}, status=status)
+
+    backend = LocalBackend(await serve(fleet), "local")
+    permanent: bool | None = None
+    try:
+        await backend.create_replica(spec("a-0", 1, pool="p"))
+    except BackendError as error:
+        permanent = error.permanent
+    await backend.close()
+    assert permanent == CREATIONS[status]
+    assert (bodies[0]["gpu_indices"], bodies[0]["labels"]) == ([1], {"trimtab.dev/pool": "p"})
+
+
+async def test_deleting_what_is_gone_is_fine(serve: Callable) -> None:
+    async def fleet(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": "unknown"}, status=404)
+
+    backend = LocalBackend(await serve(fleet), "local")
+    assert await backend.delete_replica("a-0") is None
+    await backend.close()
+
+
+BAD_TARGETS = {
+    "not a list": ("{}", "Input should be a valid list"),
+    "no port": ('[{"targets": ["host"], "labels": {"service": "a"}}]', "'host' is not host:port"),
+    "no service": ('[{"targets": ["h:1"]}]', "label service is ''"),
+    "a role that is none": ('[{"targets": ["h:1"], "labels": {"service": "a", "role": "x"}}]', "label role is 'x'"),
+    "GPUs that are none": (
+        '[{"targets": ["h:1"], "labels": {"service": "a", "gpu_indices": "0-1"}}]',
+        "label gpu_indices is '0-1'",
+    ),
+    "twice": (
+        '[{"targets": ["h:1", "h:2"], "labels": {"service": "a", "replica": "r"}}]',
+        "replica r is listed twice",
+    ),
+    "broken": ("[", "targets.json"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(BAD_TARGETS))
+def test_a_targets_file_that_does_not_parse_names_the_place(tmp_path: Path, what: str) -> None:
+    text, message = BAD_TARGETS[what]
+    path = tmp_path / "targets.json"
+    path.write_text(text)
+    with pytest.raises(TargetsFileError) as caught:
+        StaticBackend(path)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_static_backend_creates_nothing_and_keeps_the_last_good_list(tmp_path: Path) -> None:
+    path = tmp_path / "targets.yaml"
+    path.write_text("- targets: ['10.0.0.7:8000']\n  labels: {service: chat, node: gpu-a, gpu_indices: '0,1'}\n")
+    backend = StaticBackend(path)
+    listed = (await backend.list_replicas())["10.0.0.7:8000"]
+    assert (listed.spec.node, listed.spec.gpu_indices, listed.address) == ("gpu-a", (0, 1), "http://10.0.0.7:8000")
+    assert (await backend.list_nodes())["gpu-a"].taken == {0, 1}
+    with pytest.raises(BackendError) as caught:
+        await backend.create_replica(spec("a-0", 1))
+    assert caught.value.permanent
+    path.write_text("- targets: [nonsense]\n")
+    with pytest.raises(BackendError, match="the last good list stays"):
+        await backend.list_replicas()
+    path.write_text("- targets: ['10.0.0.8:8000']\n  labels: {service: chat}\n")
+    assert list(await backend.list_replicas()) == ["10.0.0.8:8000"]
+
+
+WRONG_SETTINGS = {
+    "no file": (["--backend", "static"], "backend static needs targets_file"),
+    "a URL that is none": (["--fleet-url", "here"], "fleet_url starts with http"),
+    "a cluster that is none": (["--cluster", "A B"], "--cluster"),
+    "a negative time": (["--default-drain-s", "-1"], "--default-drain-s"),
+    "unknown": (["--fleet", "x"], "unknown flag --fleet"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(WRONG_SETTINGS))
+def test_a_wrong_setting_is_one_clear_line(what: str) -> None:
+    argv, message = WRONG_SETTINGS[what]
+    with pytest.raises(SettingsError) as caught:
+        load_settings(ActuatorSettings, argv, {})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
