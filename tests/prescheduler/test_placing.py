@@ -1,11 +1,14 @@
 """Golden placements: which domain wins and why, the field cases 25 to 27, and denials in words."""
 
+from dataclasses import replace
+
 import pytest
 
 from prescheduler.core.capacity import Capacity
 from prescheduler.core.model import Constraint, Level, MissingCluster, Outcome, Role, SubgroupClass
 from prescheduler.core.packing import pack
 from prescheduler.core.plan import plan_cycle
+from prescheduler.core.tree import build_tree
 
 
 def homogeneous(s2: str, free: list[int], gpu_type: str = "H20", per_s1: int = 2) -> list:
@@ -286,13 +289,50 @@ def test_what_a_silent_cluster_holds_is_not_placed_elsewhere(fleet) -> None:
 
 
 def test_a_node_gives_each_gpu_once(fleet) -> None:
-    from prescheduler.core.tree import build_tree
-
     capacity = Capacity(build_tree([fleet.cluster("a", homogeneous("s2-0", [3]))]))
     assert capacity.take(0, 2) == (0, 1)
     assert capacity.take(0, 1) == (2,)
     with pytest.raises(ValueError, match="no 1 free GPUs"):
         capacity.take(0, 1)
+
+
+def test_group_grows_where_it_is(fleet) -> None:
+    """Another S1 of its S2 would be the tighter fit; beside its own replicas KV transfers stay short."""
+    rows = homogeneous("s2-0", [8, 8, 2, 0])
+    there = [fleet.replica("p", Role.PREFILL, "s2-0-n0"), fleet.replica("d", Role.DECODE, "s2-0-n0")]
+    (result,) = plan_one(fleet, rows, fleet.request(fleet.prefill(1), fleet.decode(3)), replicas=there)
+    assert {item.node for item in result.groups[0].add} == {"s2-0-n0"}
+
+
+def test_moe_group_grows_under_the_s1_of_its_prefill(fleet) -> None:
+    rows = homogeneous("s2-0", [8, 8, 2, 0])
+    there = [
+        fleet.replica(role.value, role, "s2-0-n0") for role in (Role.PREFILL_ATTENTION, Role.PREFILL_FFN, Role.DECODE)
+    ]
+    roles = (fleet.role(Role.PREFILL_ATTENTION, 2), fleet.role(Role.PREFILL_FFN, 2), fleet.decode(1))
+    (result,) = plan_one(fleet, rows, fleet.request(*roles), replicas=there)
+    (full,) = plan_one(fleet, homogeneous("s2-0", [0, 0, 2, 0]), fleet.request(*roles), replicas=there)
+    assert {item.node for item in result.groups[0].add} == {"s2-0-n0"}
+    assert full.outcome is Outcome.DENIED
+
+
+def test_tables_stay_true_to_the_nodes_they_count(fleet) -> None:
+    rows = [
+        *homogeneous("s2-0", [8, 5]),
+        ("s2-1", "s1-0", "h1", "H20", 8, 8),
+        ("s2-1", "s1-1", "l1", "L20", 8, 7),
+        ("s2-2", "s1-0", "h2", "H20", 8, 6),
+        ("s2-2", "s1-0", "l2", "L20", 8, 3),
+    ]
+    tree = build_tree([fleet.cluster("a", rows)])
+    keys = [(level, size, types) for level in Level for size in (1, 2, 3, 8) for types in ((0,), (1,), (0, 1))]
+    kept = Capacity(tree)
+    for key in keys:
+        kept.slots(*key)
+    for row, gpus in ((0, 3), (2, 8), (3, 2), (4, 1), (5, 3), (0, 5)):
+        kept.take(row, gpus)
+        fresh = Capacity(replace(tree, free_masks=kept.masks.copy()))
+        assert all((kept.slots(*key) == fresh.slots(*key)).all() for key in keys)
 
 
 def test_worked_example_of_the_docs(fleet) -> None:

@@ -47,10 +47,10 @@ def group_of(name: str, prefill: int, decode: int, subgroup_class: SubgroupClass
             id="one role alone is taken where there is too much of it",
         ),
         pytest.param(
-            [group_of("g0", 1, 1, HIGH), group_of("g1", 1, 3)],
-            (0, 2),
-            (1, 1),
-            {"g1": (0, 2)},
+            [group_of("g0", 1, 1), group_of("g1", 6, 3)],
+            (0, 1),
+            (2, 1),
+            {"g1": (0, 1)},
             id="no group is left without decode while another can give",
         ),
         pytest.param(
