@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from simulator.core.engine import EngineLimits
+from simulator.core.limits import EngineLimits
 from simulator.core.timing import IterationModel
 from simulator.fitting.architectures import LLAMA_3_8B, LLAMA_3_70B, QWEN_2_5_7B, QWEN_2_5_14B, Architecture
 from simulator.fitting.lifecycle import lifecycle_times

@@ -10,7 +10,7 @@ import datetime
 
 import pydantic
 
-from simulator.core.engine import EngineLimits
+from simulator.core.limits import EngineLimits
 from simulator.core.timing import IterationModel, KvLink
 
 

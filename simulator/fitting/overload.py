@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.core.engine import Engine, EngineLimits
+from simulator.core.engine import Engine
+from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import IterationModel
 from simulator.fitting.tables import BenchRequest

@@ -18,7 +18,8 @@ from aiohttp import web
 
 from simulator.server.completions import answer
 from simulator.server.faults import Fault, malform
-from simulator.server.openai_api import VERSION, ApiError, models_body, parse_call, parse_tokenize, validation_error
+from simulator.server.openai_answers import VERSION, models_body
+from simulator.server.openai_api import ApiError, parse_call, parse_tokenize, validation_error
 from simulator.server.server import SimulatedServer
 
 SERVER_KEY: web.AppKey[SimulatedServer] = web.AppKey("server", SimulatedServer)

@@ -13,7 +13,8 @@ from aiohttp import HttpVersion11, web
 
 from simulator.core.requests import FinishedRequest, FinishReason
 from simulator.core.tokens import OutputPlan, Prompt, TextCursor, count_tokens, plan_output, text_of
-from simulator.server.openai_api import ApiError, Call, Choice, KvTransferParams, answer_body, output_limit
+from simulator.server.openai_answers import Choice, answer_body
+from simulator.server.openai_api import ApiError, Call, KvTransferParams, output_limit
 from simulator.server.server import SimulatedServer
 from simulator.server.streaming import AnswerHead, ChoiceStream, EventWriter
 from simulator.server.vllm_metrics import RequestParams

@@ -11,7 +11,8 @@ import asyncio
 import json
 
 from simulator.core.tokens import OutputPlan, TextCursor, text_of
-from simulator.server.openai_api import SYSTEM_FINGERPRINT, Call, usage
+from simulator.server.openai_answers import SYSTEM_FINGERPRINT, usage
+from simulator.server.openai_api import Call
 
 MAX_UNSENT_BYTES = 4 * 2**20
 

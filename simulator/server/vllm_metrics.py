@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from simulator.core.engine import Engine, EngineLimits
+from simulator.core.engine import Engine
+from simulator.core.limits import EngineLimits
 from simulator.core.requests import FinishedRequest, FinishReason, StepOutcome
 from simulator.server.exposition import Counter, Gauge, Histogram, Labels, Page
 

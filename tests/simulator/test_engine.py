@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.core.engine import Engine, EngineLimits
+from simulator.core.engine import Engine
+from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest, FinishReason
 from simulator.core.timing import BatchWork, IterationModel, KvLink
 

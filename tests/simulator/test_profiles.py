@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from simulator.core.engine import EngineLimits
+from simulator.core.limits import EngineLimits
 from simulator.core.timing import BatchWork, IterationModel
 from simulator.fit_profiles import TARGETS, command
 from simulator.fitting.architectures import LLAMA_3_8B, LLAMA_3_70B
