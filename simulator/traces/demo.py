@@ -57,6 +57,9 @@ SCALED_RPS = ((0.0, 2.0), (0.15, 2.0), (0.55, 7.5), (0.7, 7.5), (0.95, 2.0))
 # What a token costs an A100 replica of the pool (its profile's linear and attention coefficients at these lengths).
 PROMPT_TOKEN_S = 70e-6
 OUTPUT_TOKEN_S = 150e-6
+# Bursts of a recorded trace are scaled to this at most: eight GPUs, when a third of the work needs two GPUs a replica.
+PEAK_REPLICAS = 6.0
+_PEAK_WINDOW_S = 10.0
 MAX_PROMPT_TOKENS = 16_000
 MAX_OUTPUT_TOKENS = 1_000
 
@@ -174,14 +177,24 @@ def demo_from_trace(
 
 
 def _fitting_scale(sliced: list[TraceRequest], duration_s: float, max_output_tps: float) -> float:
-    """The factor that makes the slice ask for as much GPU work as the generated pool load does on average."""
+    """The factor that makes the slice ask for as much GPU work as the generated pool load does on average.
+
+    Less where its bursts would ask for more than the whole pool has, or for more streamed tokens than allowed.
+    """
     target = sum(
         sum(curve.at(duration_s * (step + 0.5) / 200) for step in range(200)) / 200
         for curve in _pool_curves(duration_s).values()
     )
-    demand = next(
-        iter(mean_demand([dataclasses.replace(r, service="all") for r in sliced], duration_s=duration_s).values())
-    )
-    by_work = target / demand.work(prompt_token_s=PROMPT_TOKEN_S, output_token_s=OUTPUT_TOKEN_S)
-    by_tokens = max_output_tps / max(peak_output_tps(sliced), 1e-9)
-    return round(min(by_work, by_tokens), 3)
+    mean, peak = _work(sliced, duration_s)
+    factors = (target / mean, PEAK_REPLICAS / peak, max_output_tps / max(peak_output_tps(sliced), 1e-9))
+    return max(0.001, round(min(factors), 3))
+
+
+def _work(sliced: list[TraceRequest], duration_s: float) -> tuple[float, float]:
+    """Replicas' worth of work of a slice: on average, and in its busiest window of ten seconds."""
+    windows: dict[int, float] = {}
+    for request in sliced:
+        work = request.prompt_tokens * PROMPT_TOKEN_S + request.output_tokens * OUTPUT_TOKEN_S
+        index = int(request.arrival_s // _PEAK_WINDOW_S)
+        windows[index] = windows.get(index, 0.0) + work
+    return sum(windows.values()) / duration_s, max(windows.values()) / _PEAK_WINDOW_S

@@ -204,6 +204,7 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         self.acknowledged: list[actuator_pb2.AcknowledgeEndpointsRequest] = []
         self.watches = 0
         self.lease_s = 3.0
+        self.heartbeat_s = 1.0
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -244,7 +245,7 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
             if self.current is not None:
                 yield self.current
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), 1.0)
+                await asyncio.wait_for(changed.wait(), self.heartbeat_s)
 
     async def AcknowledgeEndpoints(self, request, context):
         self.acknowledged.append(request)

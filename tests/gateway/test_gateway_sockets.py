@@ -389,6 +389,7 @@ async def test_prefill_server_is_free_once_decoding_has_begun(gateway, wait_unti
 
 
 async def test_new_sets_and_ended_drains_are_acknowledged_at_once(gateway, wait_until):
+    gateway.actuator.heartbeat_s = 30
     a, b = await two_servers(gateway, acknowledge_s=10)
     a.gate_after = 1
     stream = asyncio.create_task(gateway.stream(model="chat", prompt=PROMPT, max_tokens=3))
