@@ -165,7 +165,7 @@ class ComposeStack:
     def up(self) -> None:
         """Starts everything and waits for health; what the containers said is in the error where it fails."""
         try:
-            self.compose("up", "--no-build", "--wait", "--wait-timeout", "180")
+            self.compose("up", "--no-build", "--wait", "--wait-timeout", "240", timeout_s=300.0)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.compose('logs', '--tail', '15', '--no-color')}") from None
 

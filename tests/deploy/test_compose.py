@@ -28,7 +28,7 @@ DECODE = types_pb2.ROLE_DECODE
 PROPORTIONAL_OUT = decision_pb2.RULE_PROPORTIONAL_OUT
 
 RPC_TIMEOUT_S = 10.0
-SETTLE_TIMEOUT_S = 90.0
+SETTLE_TIMEOUT_S = 120.0
 
 
 def _eventually(look: Callable[[], T], holds: Callable[[T], bool], what: str) -> T:
@@ -62,8 +62,10 @@ def _replicas(stack: Stack) -> dict[str, Any]:
 
 
 def test_every_container_is_healthy(compose_stack: Stack) -> None:
-    states = {name: container["State"] for name, container in compose_stack.containers().items()}
-    assert {name: state["Health"]["Status"] for name, state in states.items()} == dict.fromkeys(states, "healthy")
+    def health() -> dict[str, str]:
+        return {name: item["State"]["Health"]["Status"] for name, item in compose_stack.containers().items()}
+
+    states = _eventually(health, lambda seen: set(seen.values()) == {"healthy"}, "health of every container")
     assert len(states) == 8
 
 
