@@ -8,7 +8,7 @@ from importlib import metadata
 import typer
 
 from trimtab import __version__
-from trimtab.cli import decisions, demo, replay, resources, status, topology, up
+from trimtab.cli import decisions, demo, replay, resources, status, targets, topology, up
 from trimtab.cli.connect import CommandError, set_endpoints
 from trimtab.cli.output import errors
 
@@ -36,6 +36,7 @@ app.command("resume")(resources.resume_command)
 app.command("status")(status.status_command)
 app.command("decisions")(decisions.decisions_command)
 app.command("explain")(decisions.explain_command)
+app.command("targets")(targets.targets_command)
 app.command("topology")(topology.topology_command)
 app.command("replay")(replay.replay_command)
 app.command("version")(version_command)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
+from datetime import UTC
 from typing import Any
 
 from google.protobuf import json_format, message, timestamp_pb2
@@ -11,7 +13,8 @@ from rich.console import Console
 
 from trimtab.api.common.v1 import types_pb2
 
-console = Console()
+# A pipe has no width of its own: tables stay readable in a log.
+console = Console() if sys.stdout.isatty() else Console(width=160)
 errors = Console(stderr=True)
 MISSING = "–"
 
@@ -55,10 +58,4 @@ def time_text(stamp: timestamp_pb2.Timestamp) -> str:
     """Local wall-clock time, to the second."""
     if not stamp.seconds:
         return MISSING
-    return stamp.ToDatetime(tzinfo=_local_zone()).strftime("%H:%M:%S")
-
-
-def _local_zone() -> Any:
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).astimezone().tzinfo
+    return stamp.ToDatetime(tzinfo=UTC).astimezone().strftime("%H:%M:%S")

@@ -16,14 +16,26 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.cli.connect import CommandError, Endpoints, Services, call, endpoints_of, open_services
-from trimtab.cli.output import MISSING, console, measurement_text, message_dict, print_json, short_name, time_text
+from trimtab.cli.output import (
+    MISSING,
+    console,
+    measurement_text,
+    message_dict,
+    message_dicts,
+    print_json,
+    short_name,
+    time_text,
+)
+from trimtab.cli.targets import describe_target, failing, fetch_targets
 from trimtab.rpc.errors import describe
 
 REFRESH_S = 0.5
 LAST_DECISIONS = 8
+LAST_FAILING_TARGETS = 5
 _REGION_STYLES = {
     policy_pb2.REGION_CRITICAL: "bold red",
     policy_pb2.REGION_NOMINAL: "green",
@@ -58,6 +70,7 @@ class Picture:
 
     status: policy_pb2.GetStatusResponse | None
     decisions: Sequence[decision_pb2.Decision]
+    failing_targets: Sequence[collector_pb2.Target] = ()
     error: str = ""
 
 
@@ -70,7 +83,11 @@ async def fetch_picture(services: Services) -> Picture:
         )
     except grpc.aio.AioRpcError as error:
         return Picture(status=None, decisions=(), error=f"policy engine: {describe(error)}")
-    return Picture(status=status, decisions=listing.decisions)
+    try:
+        targets = await fetch_targets(services)
+    except grpc.aio.AioRpcError as error:
+        return Picture(status=status, decisions=listing.decisions, error=f"collector: {describe(error)}")
+    return Picture(status=status, decisions=listing.decisions, failing_targets=failing(targets))
 
 
 def render(picture: Picture, *, progress: Progress | None = None, events: Sequence[str] = ()) -> RenderableType:
@@ -90,6 +107,8 @@ def render(picture: Picture, *, progress: Progress | None = None, events: Sequen
             text = "; ".join(f"{cluster.cluster}: {cluster.detail or 'no answer'}" for cluster in unreachable)
             parts.append(Text(f"unreachable clusters: {text}", style="bold red"))
         parts.append(Panel(decision_table(picture.decisions), title="decisions", title_align="left"))
+        if picture.failing_targets or picture.error:
+            parts.append(Panel(_failing(picture), title="targets", title_align="left", border_style="red"))
     if events:
         parts.append(Panel(Text("\n".join(events)), title="processes", title_align="left", border_style="yellow"))
     return Group(*parts)
@@ -175,6 +194,14 @@ def _pools(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> Ren
     return Group(*rows)
 
 
+def _failing(picture: Picture) -> Text:
+    lines = [describe_target(target) for target in picture.failing_targets[:LAST_FAILING_TARGETS]]
+    more = len(picture.failing_targets) - len(lines)
+    if more > 0:
+        lines.append(f"and {more} more: trimtab targets")
+    return Text("\n".join([*lines, *([picture.error] if picture.error else [])]))
+
+
 def decision_table(decisions: Sequence[decision_pb2.Decision]) -> Table:
     """Newest first: when, what, why and what came of it."""
     table = Table(box=None, pad_edge=False, expand=True)
@@ -231,7 +258,14 @@ def status_command(
     if picture.status is None:
         raise CommandError(picture.error)
     if as_json:
-        print_json(message_dict(picture.status) | {"decisions": [message_dict(item) for item in picture.decisions]})
+        print_json(
+            message_dict(picture.status)
+            | {
+                "decisions": message_dicts(picture.decisions),
+                "failing_targets": message_dicts(picture.failing_targets),
+                "error": picture.error,
+            }
+        )
     else:
         console.print(render(picture))
 

@@ -210,7 +210,9 @@ def _coordinate(
         draft = _draft(given, tick, DecisionKind.HOLD, Rule.HOLD, reason, clamps, counts)
     else:
         draft = None
-    holding = next((clamp.detail for clamp in clamps if clamp.kind == ClampKind.SIGNAL_QUALITY), "")
+    unread = () if recommendation.fit else recommendation.clamps
+    quality = (clamp for clamp in clamps if clamp.kind == ClampKind.SIGNAL_QUALITY)
+    holding = next((clamp.detail for clamp in (*quality, *unread)), "")
     return ScaledResult(state, draft, holding)
 
 

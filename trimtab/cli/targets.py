@@ -1,0 +1,82 @@
+"""`trimtab targets`: what is scraped, in which state, and what went wrong last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.api.collector.v1 import collector_pb2
+from trimtab.api.common.v1 import types_pb2
+from trimtab.cli.connect import Services, call, endpoints_of
+from trimtab.cli.output import MISSING, console, message_dicts, print_json, short_name, time_text
+
+PAGE_SIZE = 1000
+# A server that is new or asleep is as it should be.
+_FINE = (
+    collector_pb2.TARGET_STATE_UP,
+    collector_pb2.TARGET_STATE_ASLEEP,
+    collector_pb2.TARGET_STATE_PENDING,
+)
+
+
+async def fetch_targets(services: Services, service: str = "") -> list[collector_pb2.Target]:
+    """Every target, page by page."""
+    targets: list[collector_pb2.Target] = []
+    request = collector_pb2.ListTargetsRequest(service=service, page_size=PAGE_SIZE)
+    while True:
+        page = await services.collector.ListTargets(request)
+        targets += page.targets
+        if not page.next_page_token:
+            return targets
+        request.page_token = page.next_page_token
+
+
+def failing(targets: Iterable[collector_pb2.Target]) -> list[collector_pb2.Target]:
+    """Those that need somebody's attention."""
+    return [target for target in targets if target.state not in _FINE]
+
+
+def describe_target(target: collector_pb2.Target) -> str:
+    """One line: which and why."""
+    state = short_name(collector_pb2.TargetState.Name(target.state), "TARGET_STATE_")
+    return f"{target.target_id} ({target.service or 'no service'}, {target.address}) is {state}: {target.last_error}"
+
+
+def targets_command(
+    context: typer.Context,
+    service: Annotated[str, typer.Argument(metavar="[SERVICE]")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """The scrape targets, with the state of each and what went wrong last."""
+    targets = call(endpoints_of(context), lambda services: fetch_targets(services, service))
+    if as_json:
+        print_json(message_dicts(targets))
+    else:
+        console.print(_table(targets))
+
+
+def _table(targets: Iterable[collector_pb2.Target]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("target", "service", "role", "address", "source", "counted", "state", "last scrape"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("last error", ratio=1)
+    for target in targets:
+        table.add_row(
+            target.target_id,
+            target.service,
+            short_name(types_pb2.Role.Name(target.role), "ROLE_"),
+            target.address,
+            target.source,
+            "yes" if target.counted else MISSING,
+            Text(
+                short_name(collector_pb2.TargetState.Name(target.state), "TARGET_STATE_"),
+                style="green" if target.state in _FINE else "red",
+            ),
+            time_text(target.last_success_time),
+            target.last_error,
+        )
+    return table
