@@ -39,7 +39,8 @@ class FleetMetrics(Collector):
             used.add_metric([gpu.node, str(gpu.index)], fleet.memory.used_gib(gpu))
         yield used
         lag = GaugeMetricFamily(
-            "trimtab_fleet_step_lag_seconds", "How late the latest iteration of the latest server ended."
+            "trimtab_fleet_step_lag_seconds",
+            "How late a server's latest iteration ended, the largest over all servers.",
         )
         lags = [r.server.driver.lag_s for r in fleet.replicas.values() if r.server is not None]
         lag.add_metric([], max(lags, default=0.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from simulator.core.tokens import Prompt
 from simulator.server.openai_api import Call
@@ -97,7 +96,7 @@ def _choice_body(call: Call, choice: Choice) -> dict[str, object]:
     }
 
 
-def models_body(names: Sequence[str], root: str, max_model_len: int, created_s: int) -> dict[str, Any]:
+def models_body(names: Sequence[str], root: str, max_model_len: int, created_s: int) -> dict[str, object]:
     """The JSON of `/v1/models`."""
     permission = {
         "id": "modelperm-simulated",
