@@ -259,3 +259,11 @@ def test_the_documented_example():
     verdict = fast(arena(members, awake, gpus=8, sizes={"reason": 2}, facts=facts))
     assert moves(verdict) == (["code-4"], ["chat-4"])
     assert {item.donor: item.taken for item in verdict.candidates} == {"": False, "code": True, "reason": False}
+
+
+def test_case_20_a_sleeping_service_is_woken_by_held_requests():
+    """Nobody of it is awake, so its servers say nothing: Z = 0 by the requests that gateways hold."""
+    members = [member("chat", 0.0, low=0), member("code", 1.4)]
+    assert moves(fast(arena(members, {"code-0", "code-1"}))) == ([], ["chat-2"])
+    full = fast(arena(members, {"code-0", "code-1", "code-2", "code-3"}))
+    assert moves(full) == (["code-0"], ["chat-0"])

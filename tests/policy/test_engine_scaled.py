@@ -159,10 +159,10 @@ async def test_an_unreachable_actuator_holds_its_services(start_engine, fake_act
     await windows.write("reason", ["reason-d-0", "reason-d-1"], role=DECODE, decode_tps=5000, running=30)
     await asyncio.sleep(0.4)
     await counts_are(store, 1, 2)
-    fake_actuator.mute = False
-    fake_actuator.kick()
     await windows.write("reason", ["reason-d-0", "reason-d-1"], role=DECODE, decode_tps=500, running=30)
     await windows.write("reason", ["reason-p-0"], role=PREFILL, running=1)
+    fake_actuator.mute = False
+    fake_actuator.kick()
     await counts_are(store, 3, 5)
 
 

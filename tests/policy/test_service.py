@@ -39,6 +39,8 @@ def pool(name="shared", *, members=("chat", "code"), node="node-0", gpus=4, awak
                     "cluster": cluster,
                     "gpus": [{"node": node, "gpuIndices": list(range(gpus))}],
                     "members": [{"service": item, "initialAwake": awake, **member} for item in members],
+                    "rescueIntervalS": 0.1,
+                    "rebalanceIntervalS": 0.2,
                 },
             }
         )

@@ -1,5 +1,7 @@
 """Token Service Share: the seed's formula, regions with hysteresis, idle and zero-routable rules."""
 
+from dataclasses import replace
+
 import pytest
 
 from policy_engine.core.guards import GuardState, check_guards
@@ -159,3 +161,11 @@ def test_guards_soft_and_hard():
     assert hard.soft
     assert "hard limit of 2 s" in hard.hard
     assert check_guards(guards, window(ttft_p95_s=missing())) == GuardState()
+
+
+@pytest.mark.parametrize(("role", "absent"), [(Role.PREFILL, "decode"), (Role.DECODE, "prefill")])
+def test_a_stage_counts_its_own_tokens(role, absent):
+    view = replace(window(**{"prefill": 900, "decode": 300, "running": 10, absent: missing()}), role=role)
+    share, _ = share_of(PROFILE, view, held(), routable=1, previous=NEW)
+    assert share.fit
+    assert share.raw_tps == pytest.approx(0.05 * 900 / 10 if role == Role.PREFILL else 30.0)

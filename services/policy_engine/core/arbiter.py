@@ -13,7 +13,7 @@ not pending and does not keep the slow loop waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policy_engine.core.arena import Arena, MemberState, Plan
@@ -190,13 +190,13 @@ def _idle_gift(arena: Arena, log: _Log, *, any_z: bool) -> Verdict | None:
 
 
 def _rebalance(arena: Arena, log: _Log) -> Verdict | None:
-    needy: Callable[[MemberState], bool] = lambda member: (  # noqa: E731  # named for the loop below
-        member.share.demand and member.share.fit and member.share.z is not None and member.share.z < HEALTHY_Z
-    )
-    for member in sorted(filter(needy, arena.members), key=_order):
+    for member in sorted(arena.members, key=_order):
+        share = member.share
+        if not share.demand or not share.fit or share.z is None or share.z >= HEALTHY_Z:
+            continue
         plan = _source(arena, member, log, threshold_z=HEALTHY_Z)
         if plan is not None:
-            return _verdict(arena, plan, Rule.REBALANCE, f"Z = {member.share.z:.2f} is below 1", member, log)
+            return _verdict(arena, plan, Rule.REBALANCE, f"Z = {share.z:.2f} is below 1", member, log)
     return None
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.vocabulary import Region
 from trimtab.config.resources import TokenServiceShare
-from trimtab.words import Quality
+from trimtab.words import Quality, Role
 
 NOTHING_WAITING = 1e-3
 
@@ -72,7 +72,7 @@ def share_of(
     held = front.held.number(0.0)
     if routable == 0:
         return _without_capacity(view, held, previous)
-    needed = (view.prefill_tps, view.decode_tps, view.running, view.waiting)
+    needed = _needed(view)
     unread = [signal for signal in needed if not signal.usable]
     if unread:
         z = None if previous.smoothed_tps is None else previous.smoothed_tps / profile.theta_tps
@@ -89,7 +89,7 @@ def share_of(
     if outstanding < 1 and waiting <= NOTHING_WAITING:
         return _idle(profile, outstanding, fit_for_release, view, previous)
     raw = (profile.prefill_weight * view.prefill_tps.number(0.0) + view.decode_tps.number(0.0)) / max(1.0, outstanding)
-    raw = _with_unread(raw, view.decode_tps, profile.theta_tps)
+    raw = _with_unread(raw, max(needed, key=lambda signal: signal.unread_replicas), profile.theta_tps)
     smoothed = raw
     if previous.smoothed_tps is not None:
         same_window = view.window_end_s is not None and view.window_end_s == previous.window_end_s
@@ -99,6 +99,12 @@ def share_of(
     region = region_of(z, previous.region, profile)
     share = Share(z, region, False, True, outstanding, raw, True, fit_for_release)
     return share, ShareState(smoothed, region, view.window_end_s)
+
+
+def _needed(view: RoleSignals) -> tuple[Signal, ...]:
+    """The signals without which a role has no share: a stage of a disaggregated service counts its own tokens."""
+    tokens = {Role.PREFILL: (view.prefill_tps,), Role.DECODE: (view.decode_tps,)}
+    return (*tokens.get(view.role, (view.prefill_tps, view.decode_tps)), view.running, view.waiting)
 
 
 def _without_capacity(view: RoleSignals, held: float, previous: ShareState) -> tuple[Share, ShareState]:
