@@ -155,6 +155,7 @@ class RunningCollector:
     context: ServiceContext
     task: "asyncio.Task[None]"
     stub: "collector_pb2_grpc.CollectorServiceAsyncStub"
+    may_fail: bool = False
 
 
 StartCollector = Callable[..., Awaitable[RunningCollector]]
@@ -166,7 +167,10 @@ async def _collectors(store_url: str) -> AsyncIterator[StartCollector]:
 
         async def stop(running: RunningCollector) -> None:
             running.context.stopping.set()
-            await asyncio.wait_for(running.task, 10)
+            await asyncio.wait({running.task}, timeout=10)
+            assert running.task.done(), "the collector does not stop"
+            if not running.may_fail:
+                running.task.result()
 
         async def start(**overrides: object) -> RunningCollector:
             with socket.socket() as probe:

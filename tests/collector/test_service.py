@@ -17,6 +17,7 @@ from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.config.settings import ServiceSettings
+from trimtab.errors import StartupError
 from trimtab.rpc.errors import error_reason, field_violations
 from trimtab.rpc.run import ServiceContext
 from trimtab.rpc.server import RpcServer
@@ -584,3 +585,61 @@ async def test_partials_of_two_collectors_are_merged(start_collector, page_serve
 
     assert list(found.reported_replicas) == ["chat-0", "chat-1"]
     assert decode(found).value == pytest.approx(1500, rel=0.25)
+
+
+async def test_a_role_and_a_replica_that_are_gone_leave_the_store(
+    start_collector, page_server, vllm_page, tmp_path, store
+) -> None:
+    page = await page_server(serving(growing(vllm_page)))
+    path = write_targets(tmp_path / "t.json", chat_0=page.host_and_port)
+    collector = await start_collector(targets_files=[path])
+    await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-0"])
+    path.write_text(path.read_text().replace('"chat"', '"other"'))
+    await until(
+        collector.stub, pb.RoleKey(service="other", role=CHAT.role), lambda item: len(item.reported_replicas) == 1
+    )
+
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await get(collector.stub, CHAT)
+
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert await store.redis.hkeys(keys.latest_samples("chat", "ROLE_COLOCATED")) == []
+    assert await store.redis.hkeys(keys.latest_samples("other", "ROLE_COLOCATED")) == [b"chat-0"]
+
+
+async def test_a_store_that_refuses_a_write_costs_windows_not_the_collector(
+    start_collector, page_server, vllm_page, tmp_path, store
+) -> None:
+    await store.redis.set(keys.latest_partials("chat", "ROLE_COLOCATED"), "somebody else's")
+    page = await page_server(serving(growing(vllm_page)))
+    path = write_targets(tmp_path / "t.json", chat_0=page.host_and_port)
+    collector = await start_collector(targets_files=[path])
+    lost = ("trimtab_collector_rounds_total", {"outcome": "lost"})
+    give_up = time.monotonic() + 5
+    while not collector.context.registry.get_sample_value(*lost):
+        assert time.monotonic() < give_up, "no round was refused"
+        await asyncio.sleep(0.05)
+
+    await store.redis.delete(keys.latest_partials("chat", "ROLE_COLOCATED"))
+    found = await until(collector.stub, CHAT, OK)
+
+    assert list(found.reported_replicas) == ["chat-0"]
+
+
+async def test_a_store_of_another_schema_is_refused(start_collector, store) -> None:
+    await store.redis.set(keys.SCHEMA, "0")
+    collector = await start_collector()
+    collector.may_fail = True
+
+    with pytest.raises(StartupError, match="older schema 0"):
+        await asyncio.wait_for(asyncio.shield(collector.task), 5)
+
+
+async def test_a_targets_file_that_is_wrong_from_the_start_is_refused(start_collector, tmp_path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("- targets: [nowhere]\n")
+    collector = await start_collector(targets_files=[path])
+    collector.may_fail = True
+
+    with pytest.raises(StartupError, match=r"t\.yaml: \[0\].targets\[0\]: 'nowhere' must be host:port"):
+        await asyncio.wait_for(asyncio.shield(collector.task), 5)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import structlog
+from redis.asyncio.client import Pipeline
 
 from metrics_collector.core.partials import RoleKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
@@ -38,6 +39,7 @@ class Archive:
         self._written: set[RoleKey] = set()
         self._replicas: dict[RoleKey, set[str]] = {}
         self._known: set[RoleKey] = set()
+        self._forgotten: set[RoleKey] = set()
         self._rounds = 0
 
     async def write(
@@ -47,49 +49,61 @@ class Archive:
 
         A role or replica that was in the last round and is not in this one is removed.
         """
-        by_role: dict[RoleKey, dict[str, bytes]] = {}
-        for sample in samples:
-            key = RoleKey(service=sample.service, role=sample.role)
-            by_role.setdefault(key, {})[sample.replica] = sample.SerializeToString()
         pipeline = self._store.redis.pipeline(transaction=False)
-        now = {RoleKey(service=partial.service, role=partial.role): partial for partial in partials}
-        for key, partial in now.items():
-            name = role_name(key)
-            latest = keys.latest_partials(key.service, name)
-            pipeline.hset(latest, self._collector, partial.SerializeToString())
-            pipeline.expire(latest, _EXPIRE_S)
-            stream = self._stream(key)
-            pipeline.execute_command(*stream.append_command(partial))
-            if self._rounds % _TRIM_EVERY_ROUNDS == 0:
-                oldest_ms = max(0, round((at_s - self._history_retention_s) * 1000))
-                pipeline.xtrim(stream.key, minid=oldest_ms, approximate=False)
-                pipeline.expire(stream.key, round(self._history_retention_s) + _EXPIRE_S)
-            pipeline.hset(keys.observed_roles(), f"{key.service}/{name}", f"{at_s:.3f}")
-        for key in sorted(self._written - now.keys(), key=_order):
-            pipeline.hdel(keys.latest_partials(key.service, role_name(key)), self._collector)
-        for key in sorted(self._replicas.keys() | by_role.keys(), key=_order):
-            written = by_role.get(key, {})
-            hash_key = keys.latest_samples(key.service, role_name(key))
-            if written:
-                pipeline.hset(hash_key, items=[part for pair in sorted(written.items()) for part in pair])
-                pipeline.expire(hash_key, _EXPIRE_S)
-            gone = self._replicas.get(key, set()) - written.keys()
-            if gone:
-                pipeline.hdel(hash_key, *sorted(gone))
+        mine = {RoleKey(service=partial.service, role=partial.role): partial for partial in partials}
+        replicas = self._queue_samples(pipeline, samples)
+        self._queue_partials(pipeline, mine, at_s=at_s)
         places = [
-            keys.latest_partials(key.service, role_name(key)) for key in sorted(now.keys() | self._known, key=_order)
+            keys.latest_partials(key.service, role_name(key)) for key in sorted(mine.keys() | self._known, key=_order)
         ]
         read_from = len(pipeline)
         for place in places:
             pipeline.hgetall(place)
         pipeline.hgetall(keys.observed_roles())
-        *replies, seen = (await pipeline.execute())[read_from:]
+        *replies, observed = (await pipeline.execute())[read_from:]
         self._rounds += 1
-        self._written = set(now)
-        self._replicas = {key: set(written) for key, written in by_role.items()}
-        self._known = {key for key, last_s in _observed(seen).items() if last_s > at_s - _EXPIRE_S}
+        self._written = set(mine)
+        self._replicas = replicas
+        last_s = _observed(observed)
+        self._known = {key for key in last_s if last_s[key] > at_s - _EXPIRE_S}
+        self._forgotten = {key for key in last_s if last_s[key] <= at_s - self._history_retention_s - _EXPIRE_S}
         merged = [_merged(reply, place=place) for place, reply in zip(places, replies, strict=True)]
         return [observation for observation in merged if observation is not None]
+
+    def _queue_partials(self, pipeline: Pipeline, mine: Mapping[RoleKey, pb.RolePartial], *, at_s: float) -> None:
+        trim = self._rounds % _TRIM_EVERY_ROUNDS == 0
+        for key, partial in mine.items():
+            latest = keys.latest_partials(key.service, role_name(key))
+            pipeline.hset(latest, self._collector, partial.SerializeToString())
+            pipeline.expire(latest, _EXPIRE_S)
+            stream = self._stream(key)
+            pipeline.execute_command(*stream.append_command(partial))
+            if trim:
+                oldest_ms = max(0, round((at_s - self._history_retention_s) * 1000))
+                pipeline.xtrim(stream.key, minid=oldest_ms, approximate=False)
+                pipeline.expire(stream.key, round(self._history_retention_s) + _EXPIRE_S)
+            pipeline.hset(keys.observed_roles(), _field(key), f"{at_s:.3f}")
+        for key in sorted(self._written - mine.keys(), key=_order):
+            pipeline.hdel(keys.latest_partials(key.service, role_name(key)), self._collector)
+        for key in sorted(self._forgotten - mine.keys(), key=_order):
+            pipeline.hdel(keys.observed_roles(), _field(key))
+
+    def _queue_samples(self, pipeline: Pipeline, samples: Iterable[pb.ReplicaSample]) -> dict[RoleKey, set[str]]:
+        """Queues the samples and the removal of those whose replica is gone; the replicas written, by role."""
+        by_role: dict[RoleKey, dict[str, bytes]] = {}
+        for sample in samples:
+            key = RoleKey(service=sample.service, role=sample.role)
+            by_role.setdefault(key, {})[sample.replica] = sample.SerializeToString()
+        for key in sorted(self._replicas.keys() | by_role.keys(), key=_order):
+            written = by_role.get(key, {})
+            place = keys.latest_samples(key.service, role_name(key))
+            if written:
+                pipeline.hset(place, items=[part for pair in sorted(written.items()) for part in pair])
+                pipeline.expire(place, _EXPIRE_S)
+            gone = self._replicas.get(key, set()) - written.keys()
+            if gone:
+                pipeline.hdel(place, *sorted(gone))
+        return {key: set(written) for key, written in by_role.items()}
 
     async def latest(self, wanted: Sequence[RoleKey]) -> list[pb.RoleObservation | None]:
         """The newest merged observation of each role; None for one that was never observed."""
@@ -135,6 +149,10 @@ class Archive:
 def role_name(key: RoleKey) -> str:
     """As the store's keys have it, such as ``ROLE_DECODE``."""
     return types_pb2.Role.Name(key.role)
+
+
+def _field(key: RoleKey) -> str:
+    return f"{key.service}/{role_name(key)}"
 
 
 def _order(key: RoleKey) -> tuple[str, int]:

@@ -7,6 +7,7 @@ goes on and the next window that is written holds right rates, since counters go
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
+from redis.exceptions import ResponseError
 
 from metrics_collector.core.demand import DemandBoard, forget, front_door_partials
 from metrics_collector.core.partials import CountedReplica, RoleKey, role_partial
@@ -70,7 +71,8 @@ class Publisher:
         windows = {target_id: replica_window(status.series, window) for target_id, status in self._statuses().items()}
         try:
             merged = await self._archive.write(self._partials(window, windows), self._samples(windows), at_s=end_s)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, ResponseError) as error:
+            # A store that refuses a write, for want of memory say, is as good as away.
             self._metrics.rounds.labels("lost").inc()
             if not self._store_lost:
                 self._store_lost = True

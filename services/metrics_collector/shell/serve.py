@@ -133,13 +133,8 @@ class _Collector:
         self._server.set_serving(SERVICE_NAME, False)
         await self._server.start()
         try:
-            try:
-                await self._store.wait_until_up(stopping=context.stopping)
-                await self._store.check_schema()
-            except StoreUnavailable:
-                if context.stopping.is_set():
-                    return
-                raise
+            if not await self._store_is_up():
+                return
             await self._clock.refresh()
             self._files.poll()
             self._server.set_serving(SERVICE_NAME, True)
@@ -153,6 +148,18 @@ class _Collector:
             )
         finally:
             await self._server.drain()
+
+    async def _store_is_up(self) -> bool:
+        """Waits for the store; False at a stop. Raises ``StartupError`` for one of another schema."""
+        while not self._context.stopping.is_set():
+            try:
+                await self._store.wait_until_up(stopping=self._context.stopping)
+                await self._store.check_schema()
+            except StoreUnavailable as error:
+                log.info("the store is not ready", error=str(error))
+            else:
+                return True
+        return False
 
     def update_targets(self) -> None:
         """A source has changed."""
