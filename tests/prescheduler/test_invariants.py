@@ -101,7 +101,7 @@ def switches(inventory: ClusterInventory, node: str) -> dict[Level, tuple[str, .
     return {Level.CLUSTER: (), Level.S2: (s2,), Level.S1: (s2, s1), Level.NODE: (s2, s1, node)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(inventories(), scaling_requests())
 def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_type(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -124,7 +124,7 @@ def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_typ
     assert len(names) == len(set(names))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(inventories(), scaling_requests())
 def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -151,7 +151,7 @@ def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
         assert all(min(before, asked) <= now <= max(before, asked) for before, now, asked in counts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(inventories(), scaling_requests())
 def test_a_group_never_straddles_its_domain_nor_lacks_a_role(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -211,7 +211,7 @@ def fits_somehow(frees: list[int], sizes: list[int]) -> bool:
     return False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3),
     st.sampled_from(((1, 1), (2, 1), (1, 4), (8, 2), (4, 4))),

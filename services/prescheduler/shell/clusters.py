@@ -13,6 +13,7 @@ import structlog
 
 from prescheduler.core.model import ClusterInventory, GroupPlacement
 from prescheduler.core.tree import InventoryError, check_columns
+from prescheduler.core.writes import ClusterWrite
 from prescheduler.shell import wire
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
@@ -43,17 +44,11 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOutcome:
-    """What became of one write. ``refused``: group → why. ``error`` when the write as a whole failed."""
+    """What became of one write. With ``fenced_off``, ``highest_token`` is the one that the actuator has seen."""
 
-    refused: Mapping[str, str]
-    error: str = ""
-    unanswered: bool = False
-    """No reply came: it may have been carried out, and the next cycle sees what is."""
-    outdated: bool = False
-    """The inventory had changed since it was listed: ask again."""
+    write: ClusterWrite
     fenced_off: bool = False
     highest_token: int = 0
-    """With ``fenced_off``: the token that the actuator has seen."""
 
 
 class Clusters:
@@ -112,7 +107,7 @@ class Clusters:
                 refused[group.group] = "the actuator gave no result for it"
             elif not answer.accepted:
                 refused[group.group] = answer.detail or "the actuator gave no reason"
-        return WriteOutcome(refused=refused)
+        return WriteOutcome(write=ClusterWrite(refused=refused))
 
     async def _ask(self, cluster: str) -> ClusterInventory | str:
         try:
@@ -186,10 +181,12 @@ def _failed_write(error: grpc.aio.AioRpcError) -> WriteOutcome:
     reason = info.reason if info is not None else ""
     highest = info.metadata["highest_token"] if info is not None and "highest_token" in info.metadata else ""
     return WriteOutcome(
-        refused={},
-        error=describe(error),
-        unanswered=error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
-        outdated=reason == _OUTDATED,
+        write=ClusterWrite(
+            refused={},
+            error=describe(error),
+            unanswered=error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
+            outdated=reason == _OUTDATED,
+        ),
         fenced_off=reason == _FENCED_OFF,
         highest_token=int(highest) if highest.isdecimal() else 0,
     )

@@ -11,24 +11,21 @@ from dataclasses import dataclass
 
 import structlog
 
-from prescheduler.core.admission import clock_text
 from prescheduler.core.groups import list_groups
 from prescheduler.core.model import GroupPlacement, MissingCluster, Outcome, Plan, ScalingRequest, ServiceResult
 from prescheduler.core.pacing import Pace, note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.settle import settle
 from prescheduler.core.tree import build_tree
-from prescheduler.core.writes import ClusterWrite, fold_writes
 from prescheduler.shell import wire
 from prescheduler.shell.clusters import Clusters, View
 from prescheduler.shell.ledger import Ledger, StandingRequests
 from prescheduler.shell.metrics import Metrics
 from prescheduler.shell.settings import PreSchedulerSettings
-from trimtab.api.common.v1 import types_pb2
+from prescheduler.shell.writer import NotLeading, Writer
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.rpc.errors import FailedPrecondition, Unavailable
 from trimtab.rpc.run import ServiceContext
-from trimtab.store import keys
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease
@@ -46,10 +43,6 @@ class Report:
     plan: Plan
     view: View
     cycle: scheduler_pb2.Cycle
-
-
-class NotLeading(Exception):
-    """The lease was lost, or never held: nothing may be written."""
 
 
 class Scheduler:
@@ -78,8 +71,7 @@ class Scheduler:
         self._last_silent: frozenset[str] = frozenset()
         self._newest: View | None = None
         self._counter = 0
-        self._retry_soon = False
-        self._unsettled: dict[str, tuple[tuple[GroupPlacement, ...], float]] = {}
+        self._writer = Writer(clusters, ledger, lease, clock, placement_ttl_s=settings.placement_ttl_s)
         self._paces: dict[str, Pace] = {}
 
     # The beat
@@ -96,7 +88,7 @@ class Scheduler:
                     started = time.monotonic()
                     if await self._standing_cycle(standing):
                         fingerprint = standing.fingerprint
-                    wait_s = min(self._settings.cycle_s, RETRY_S) if self._retry_soon else self._settings.cycle_s
+                    wait_s = min(self._settings.cycle_s, RETRY_S) if self._writer.outdated else self._settings.cycle_s
                     next_at = started + wait_s
             else:
                 fingerprint = None
@@ -207,7 +199,9 @@ class Scheduler:
         started = time.monotonic()
         await self._load()
         report = await self._plan(requests, broken=broken, tokens=tokens)
-        plan, pending = await self._apply(report.plan, report.view)
+        for group in (group for result in report.plan.results for group in result.groups if group.add):
+            self._seen[group.cluster] |= {group.service}
+        plan, accepted = await self._writer.apply(report.plan, report.view)
         if standing:
             self._paces = note_placements(
                 self._paces, plan, now_s=self._clock.now_s(), first_wait_s=self._settings.retry_placement_s
@@ -215,19 +209,15 @@ class Scheduler:
         self._metrics.count(plan)
         self._metrics.silent_clusters.set(len(report.view.silent))
         cycle = self._cycle_message(plan, report.view, started)
-        await self._keep(plan, report.view, cycle, pending=pending, standing=standing)
+        await self._keep(
+            plan, report.view, cycle, pending=[*accepted, *self._writer.unsettled_groups()], standing=standing
+        )
         self._metrics.cycle_duration.observe(time.monotonic() - started)
         return cycle
 
-    def _token(self) -> int:
-        token = self._lease.token
-        if token is None:
-            raise NotLeading("the lease is not held any more")
-        return token
-
     async def _load(self) -> None:
         """At the start of a term, read what earlier leaders wrote."""
-        token = self._token()
+        token = self._writer.token()
         if self._loaded_for != token:
             await self._ledger.load()
             self._loaded_for = token
@@ -242,85 +232,7 @@ class Scheduler:
                     cluster=cluster, error=error, services=services or frozenset(), known=services is not None
                 )
             )
-        return (*found, *self._unsettled_writes())
-
-    def _unsettled_writes(self) -> list[MissingCluster]:
-        """Clusters that may still carry out a write that they did not answer: its services wait until it expires."""
-        now_s = self._clock.now_s()
-        self._unsettled = {cluster: item for cluster, item in self._unsettled.items() if now_s < item[1]}
-        return [
-            MissingCluster(
-                cluster=cluster,
-                error=f"a write may still take effect until {clock_text(until_s)}",
-                services=frozenset(group.service for group in groups),
-                known=True,
-            )
-            for cluster, (groups, until_s) in sorted(self._unsettled.items())
-        ]
-
-    async def _apply(self, plan: Plan, view: View) -> tuple[Plan, list[GroupPlacement]]:
-        """The results as they came out, and the groups that were accepted."""
-        self._retry_soon = False
-        by_cluster = plan.by_cluster()
-        if not by_cluster:
-            return plan, []
-        await self._ledger.announce(self._token(), [group for groups in by_cluster.values() for group in groups])
-        for cluster, groups in by_cluster.items():
-            self._seen[cluster] |= {group.service for group in groups if group.add}
-        fencing = types_pb2.Fencing(writer=keys.PRESCHEDULER, token=self._token())
-        revisions = {item.cluster: item.inventory_revision for item in view.inventories}
-        expire_s = self._clock.now_s() + self._settings.placement_ttl_s
-        self._counter += 1
-        outcomes = await asyncio.gather(
-            *(
-                self._clusters.apply(
-                    cluster,
-                    groups,
-                    inventory_revision=revisions[cluster],
-                    fencing=fencing,
-                    expire_s=expire_s,
-                    request_id=f"prescheduler-{fencing.token}-{self._counter}-{cluster}",
-                )
-                for cluster, groups in by_cluster.items()
-            )
-        )
-        for cluster, outcome in zip(by_cluster, outcomes, strict=True):
-            if outcome.error or outcome.refused:
-                log.warning(
-                    "write refused", cluster=cluster, error=outcome.error, refused=dict(sorted(outcome.refused.items()))
-                )
-        if any(outcome.fenced_off for outcome in outcomes):
-            await self._step_down(max(outcome.highest_token for outcome in outcomes))
-            raise NotLeading("an actuator has seen a newer leader")
-        for (cluster, groups), outcome in zip(by_cluster.items(), outcomes, strict=True):
-            if outcome.unanswered:
-                self._unsettled[cluster] = (groups, expire_s)
-        self._retry_soon = any(outcome.outdated for outcome in outcomes)
-        sent = [
-            group
-            for groups, outcome in zip(by_cluster.values(), outcomes, strict=True)
-            for group in groups
-            if not (outcome.error or group.group in outcome.refused)
-        ]
-        folded = fold_writes(
-            plan,
-            {
-                cluster: ClusterWrite(
-                    refused=outcome.refused,
-                    error=outcome.error,
-                    unanswered=outcome.unanswered,
-                    outdated=outcome.outdated,
-                )
-                for cluster, outcome in zip(by_cluster, outcomes, strict=True)
-            },
-        )
-        return folded, sent
-
-    async def _step_down(self, highest_token: int) -> None:
-        """Give the lease up, and lift the store's counter of tokens if it is behind: it was lost or restored."""
-        log.warning("fenced off by an actuator", token=self._lease.token, highest_token=highest_token)
-        await self._ledger.raise_token(highest_token)
-        await self._lease.release()
+        return (*found, *self._writer.unsettled())
 
     async def _keep(
         self,
@@ -340,12 +252,12 @@ class Scheduler:
         reachable = [item.cluster for item in view.inventories]
         groups = await asyncio.to_thread(lambda: list_groups(build_tree(view.inventories), view.inventories))
         await self._ledger.write_cycle(
-            self._token(),
+            self._writer.token(),
             results=settled if standing else {},
             standing=[item.service for item in plan.results] if standing else None,
             groups=groups,
             reachable=reachable,
-            pending=[*pending, *(group for groups, _ in self._unsettled.values() for group in groups)],
+            pending=pending,
             cycle=cycle if noteworthy else None,
         )
         self._last_silent = silent
