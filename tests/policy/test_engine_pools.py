@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from google.protobuf import json_format
 
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.config.resources import parse_document as parse
@@ -103,7 +102,10 @@ async def test_a_pool_is_born_and_a_starving_member_is_rescued(fake_actuator, st
     assert status.leader
     assert status.pools[0].awake_gpus == 4
     assert {item.service: item.region for item in status.services}["chat"] == policy_pb2.REGION_CRITICAL
-    print(json_format.MessageToJson(status)[:200])
+    sample = engine.context.registry.get_sample_value
+    assert sample("trimtab_policy_leader") == 1
+    assert sample("trimtab_policy_z", {"service": "chat", "role": "colocated"}) < 0.8
+    assert sample("trimtab_policy_decisions_total", {"kind": "transition", "rule": "rescue_critical"}) >= 1
 
 
 @pytest.mark.parametrize("behaviour", ["roll_back", "fail"])

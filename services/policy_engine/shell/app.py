@@ -20,7 +20,7 @@ SERVICE = "trimtab.policy.v1.PolicyService"
 
 
 async def serve(settings: EngineSettings, context: ServiceContext) -> None:
-    """Serve from the start, NOT_SERVING until the store answers; then run until the stop and drain."""
+    """Wait for the store, serve and run until the stop, drain."""
     resources = read_directory(settings.bootstrap_dir) if settings.bootstrap_dir is not None else []
     try:
         store = await Store.connect(settings.store_url, stopping=context.stopping)
