@@ -126,6 +126,11 @@ def _states(stack: Stack) -> dict[str, collector_pb2.Target]:
     return {target.replica: target for target in reply.targets}
 
 
+def _service(stack: Stack, name: str) -> policy_pb2.ServiceStatus:
+    status = stack.policy.GetStatus(policy_pb2.GetStatusRequest(), timeout=5)
+    return next(service for service in status.services if service.service == name)
+
+
 def test_each_bad_server_is_named_with_its_own_reason(stack: Stack) -> None:
     wanted = {
         "chat-0": collector_pb2.TARGET_STATE_UP,
@@ -176,8 +181,8 @@ def test_the_good_service_is_decided_for_while_the_other_holds(stack: Stack) -> 
     finally:
         ending.set()
         thread.join(30)
-    status = stack.policy.GetStatus(policy_pb2.GetStatusRequest(), timeout=5)
-    services = {service.service: service for service in status.services}
+    eventually(lambda: "" if _service(stack, "code").holding else "code does not say that it holds", 20)
+    services = {name: _service(stack, name) for name in ("chat", "code")}
     assert services["chat"].roles[0].decode_tps.quality == types_pb2.QUALITY_OK
     assert services["code"].roles[0].decode_tps.quality == types_pb2.QUALITY_MISSING
     assert services["code"].holding == "no replica is ready yet"
