@@ -22,7 +22,8 @@ def without_times(page: str) -> str:
     return _CREATED.sub(r"\1 T", page)
 
 
-@given(st.floats(allow_nan=False) | st.integers(-10, 10**12).map(float))
+# Adding zero turns -0.0, which no family holds, into 0.0.
+@given((st.floats(allow_nan=False) | st.integers(-10, 10**12).map(float)).map(lambda value: value + 0.0))
 def test_values_are_written_as_prometheus_client_writes_them(value: float) -> None:
     assert format_value(value) == floatToGoString(value)
 
