@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import grpc
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -34,6 +36,7 @@ from trimtab.cli.targets import describe_target, failing, fetch_targets
 from trimtab.rpc.errors import describe
 
 REFRESH_S = 0.5
+SVG_WIDTH = 160
 LAST_DECISIONS = 8
 LAST_FAILING_TARGETS = 5
 _REGION_STYLES = {
@@ -248,6 +251,7 @@ def status_command(
     context: typer.Context,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the view as a picture, too.")] = None,
 ) -> None:
     """Services with Z and TPS, replicas by state, the pools' GPUs, the last decisions."""
     endpoints = endpoints_of(context)
@@ -268,6 +272,17 @@ def status_command(
         )
     else:
         console.print(render(picture))
+    if svg is not None:
+        _write_svg(render(picture), svg)
+
+
+def _write_svg(view: RenderableType, path: Path) -> None:
+    recorder = Console(record=True, width=SVG_WIDTH, file=io.StringIO())
+    recorder.print(view)
+    try:
+        recorder.save_svg(str(path), title="trimtab status")
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from None
 
 
 async def _watch(endpoints: Endpoints) -> None:
