@@ -217,18 +217,25 @@ class Router:
 
     # Requests
 
-    def submit(self, service: str, stage: Stage, *, now_s: float, cluster: str | None = None) -> Ticket:
-        """Choose a replica and count the request on it, or hold it, or refuse it when the queue is full."""
+    def submit(
+        self, service: str, stage: Stage, *, now_s: float, cluster: str | None = None, again: bool = False
+    ) -> Ticket:
+        """Choose a replica and count the request on it, or hold it, or refuse it when the queue is full.
+
+        One that was under way already (`again`, or its decode half) waits before the new ones and is never refused.
+        """
         ticket = Ticket(service, stage, now_s, cluster)
         chosen = self._choose(ticket, now_s)
         if chosen is not None:
             self._assign(ticket, chosen)
             return ticket
         queue = self._queues.setdefault(service, deque())
-        if stage is Stage.FRONT and len(queue) >= self._limits.max_held_per_service:
+        if again or stage is Stage.DECODE:
+            queue.appendleft(ticket)
+        elif len(queue) >= self._limits.max_held_per_service:
             ticket.state = TicketState.REFUSED
-            return ticket
-        queue.append(ticket)
+        else:
+            queue.append(ticket)
         return ticket
 
     def finish(self, ticket: Ticket) -> None:

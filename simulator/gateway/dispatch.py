@@ -68,10 +68,12 @@ class Dispatcher:
         self.router.trust(cluster)
         self.pump()
 
-    async def acquire(self, service: str, stage: Stage, owner: Mover, *, cluster: str | None = None) -> Ticket:
-        """A ticket on a replica, at once or after a wait. Raises `NoReplica`."""
+    async def acquire(
+        self, service: str, stage: Stage, owner: Mover, *, cluster: str | None = None, again: bool = False
+    ) -> Ticket:
+        """A ticket on a replica, at once or after a wait; see `Router.submit`. Raises `NoReplica`."""
         self._notice_stall()
-        ticket = self.router.submit(service, stage, now_s=self._clock(), cluster=cluster)
+        ticket = self.router.submit(service, stage, now_s=self._clock(), cluster=cluster, again=again)
         if ticket.state is TicketState.HELD:
             await self._wait(ticket)
         if ticket.state is TicketState.REFUSED:

@@ -85,7 +85,8 @@ class Exchange:
         self._task: asyncio.Task[object] | None = asyncio.current_task()
         self._sent = SentAnswer(generation.kind)
         self._response: web.StreamResponse | None = None
-        self._at_server = False
+        self._may_leave = False
+        """Whether the task waits for a server, where it can be interrupted without tearing the answer."""
         self._moving = False
         self._reissued = False
         self._misconnections = 0
@@ -133,7 +134,7 @@ class Exchange:
         """See `dispatch.Mover`."""
         if self._reissued or not self._can_start_again():
             ticket.movable = False
-        elif self._at_server and not self._moving and self._task is not None:
+        elif self._may_leave and not self._moving and self._task is not None:
             self._moving = True
             self._task.cancel()
 
@@ -155,7 +156,8 @@ class Exchange:
     async def _attempt(self) -> web.StreamResponse:
         if self._response is not None and self._sent.finished:
             return await self._end(DONE)
-        ticket = await self._dispatcher.acquire(self._service, Stage.FRONT, self)
+        again = self._reissued or self._misconnections > 0
+        ticket = await self._dispatcher.acquire(self._service, Stage.FRONT, self, again=again)
         try:
             ticket.movable = not self._reissued
             if self._sent.empty:
@@ -190,7 +192,11 @@ class Exchange:
         if ticket.target.role is not Role.PREFILL:
             return await self._relay(ticket, body, continuation, None)
         handed_over = await self._prefill(ticket, body)
-        decode = await self._dispatcher.acquire(self._service, Stage.DECODE, self, cluster=ticket.target.cluster)
+        self._may_leave = True
+        try:
+            decode = await self._dispatcher.acquire(self._service, Stage.DECODE, self, cluster=ticket.target.cluster)
+        finally:
+            self._may_leave = False
         try:
             decode.movable = not self._reissued
             # The prefill server's KV is needed until the decode server has it, so its ticket is kept until then.
@@ -223,26 +229,26 @@ class Exchange:
             response.close()
 
     async def _post(self, ticket: Ticket, raw: bytes) -> aiohttp.ClientResponse:
-        self._at_server = True
+        self._may_leave = True
         try:
             response = await self._upstream.post(ticket.target, self._generation.kind.value, raw, self._headers)
         except UpstreamFailure as failure:
             raise self._failed(ticket, failure) from None
         finally:
-            self._at_server = False
+            self._may_leave = False
         if response.status != 200:
             data = await self._read_whole(ticket, response)
             raise _Rejected(web.Response(status=response.status, body=data, headers=_answer_headers(response)))
         return response
 
     async def _read_whole(self, ticket: Ticket, response: aiohttp.ClientResponse) -> bytes:
-        self._at_server = True
+        self._may_leave = True
         try:
             return await response.read()
         except TRANSPORT_ERRORS as error:
             raise self._failed(ticket, UpstreamFailure.unreachable(ticket.target, error)) from None
         finally:
-            self._at_server = False
+            self._may_leave = False
             response.close() if not response.content.is_eof() else response.release()
 
     def _checked_answer(self, ticket: Ticket, data: bytes) -> JsonObject:
@@ -277,13 +283,13 @@ class Exchange:
         buffer = EventBuffer()
         first = True
         while True:
-            self._at_server = True
+            self._may_leave = True
             try:
                 data = await response.content.readany()
             except TRANSPORT_ERRORS as error:
                 raise self._failed(ticket, UpstreamFailure.unreachable(ticket.target, error)) from None
             finally:
-                self._at_server = False
+                self._may_leave = False
             if not data:
                 raise self._failed(ticket, UpstreamFailure.cut_off(ticket.target, "the stream ended early"))
             try:

@@ -388,6 +388,28 @@ async def test_prefill_server_is_free_once_decoding_has_begun(gateway, wait_unti
     assert (await stream).text == expected_text(9)
 
 
+async def test_hand_over_waits_for_a_decode_server_and_goes_on_when_one_comes(gateway, wait_until):
+    p, q, d = await gateway.server("p"), await gateway.server("q"), await gateway.server("d")
+    await gateway.start()
+    p.gate_after = 0
+    first = ("p", p.address, ROUTABLE, types_pb2.ROLE_PREFILL)
+    await gateway.publish(1, {"sum": [first, ("d", d.address, ROUTABLE, types_pb2.ROLE_DECODE)]})
+    call = asyncio.create_task(gateway.complete(model="sum", prompt=PROMPT, max_tokens=5))
+    await wait_until(lambda: p.active == 1)
+    await gateway.publish(2, {"sum": [first, ("d", d.address, DRAINING, types_pb2.ROLE_DECODE)]})
+    p.gate.set()
+    await wait_until(lambda: any(x.held for report in gateway.collector.reports for x in report.demands))
+    endpoints = [
+        ("p", p.address, EVICTING, types_pb2.ROLE_PREFILL),
+        ("q", q.address, ROUTABLE, types_pb2.ROLE_PREFILL),
+        ("e", d.address, ROUTABLE, types_pb2.ROLE_DECODE),
+    ]
+    await gateway.publish(3, {"sum": endpoints})
+    status, answer = await call
+    assert (status, answer["choices"][0]["text"]) == (200, expected_text(5))
+    await gateway.actuator.wait_acknowledged(3, drained="p")
+
+
 async def test_new_sets_and_ended_drains_are_acknowledged_at_once(gateway, wait_until):
     gateway.actuator.heartbeat_s = 30
     a, b = await two_servers(gateway, acknowledge_s=10)

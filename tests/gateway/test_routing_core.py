@@ -105,6 +105,15 @@ def test_hold_queue_is_bounded_in_number_and_time():
     assert (first.state, second.state, router.held("chat")) == (TicketState.EXPIRED, TicketState.HELD, 1)
 
 
+def test_requests_under_way_wait_before_new_ones_and_are_never_refused():
+    router = router_with(endpoint("a", state=DRAINING), max_held_per_service=1)
+    new = front(router)
+    again = router.submit("chat", Stage.FRONT, now_s=0.0, again=True)
+    assert front(router).state is TicketState.REFUSED
+    router.apply("local", 2, [], [endpoint("a")])
+    assert router.dispatch(now_s=0.0) == [again, new]
+
+
 def test_given_up_wait_leaves_the_queue():
     router = router_with(endpoint("a", state=DRAINING), max_held_per_service=1)
     router.finish(front(router))
@@ -215,6 +224,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.revision = 0
         self.sets: dict[str, dict[str, Endpoint]] = {"east": {}, "west": {}}
         self.live: list = []
+        self.again = 0
 
     def settle(self, tickets) -> None:
         """Whatever has just been assigned was routable by the newest revision, and not avoided as unreachable."""
@@ -250,9 +260,16 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.apply(cluster, self.revision, [], list(endpoints.values()))
         self.settle(self.router.dispatch(now_s=self.now_s))
 
-    @rule(service=st.sampled_from(["chat", "sum"]), stage=st.sampled_from(list(Stage)), pinned=st.booleans())
-    def submit(self, service, stage, pinned) -> None:
-        ticket = self.router.submit(service, stage, now_s=self.now_s, cluster="east" if stage is Stage.DECODE else None)
+    @rule(
+        service=st.sampled_from(["chat", "sum"]),
+        stage=st.sampled_from(list(Stage)),
+        pinned=st.booleans(),
+        again=st.booleans(),
+    )
+    def submit(self, service, stage, pinned, again) -> None:
+        cluster = "east" if stage is Stage.DECODE else None
+        ticket = self.router.submit(service, stage, now_s=self.now_s, cluster=cluster, again=again)
+        self.again += again
         ticket.movable = not pinned
         self.settle([ticket])
         self.live.append(ticket)
@@ -288,7 +305,7 @@ class RouterMachine(RuleBasedStateMachine):
         for service in ("chat", "sum"):
             held = [t for t in self.live if t.service == service and t.state is TicketState.HELD]
             assert self.router.held(service) == len(held)
-            assert sum(ticket.stage is Stage.FRONT for ticket in held) <= 4
+            assert sum(ticket.stage is Stage.FRONT for ticket in held) <= 4 + self.again
             assert all(self.now_s - ticket.since_s <= 5.0 for ticket in held)
 
     @invariant()
