@@ -102,7 +102,8 @@ def render(picture: Picture, *, progress: Progress | None = None, events: Sequen
         parts.append(Panel(Text(picture.error, style="red"), title="no status", border_style="red"))
     else:
         colours = service_colours(picture.status)
-        parts.append(Panel(_services(picture.status, colours), title="services", title_align="left"))
+        services = Group(_services(picture.status, colours), *_holding(picture.status))
+        parts.append(Panel(services, title="services", title_align="left"))
         if picture.status.pools:
             parts.append(Panel(_pools(picture.status, colours), title="pools", title_align="left"))
         unreachable = [cluster for cluster in picture.status.clusters if not cluster.reachable]
@@ -135,14 +136,23 @@ def _progress(progress: Progress) -> RenderableType:
     return grid
 
 
+def _holding(status: policy_pb2.GetStatusResponse) -> list[Text]:
+    """Why scaled services hold, a line each; a pooled one holds with its pool, which says so itself."""
+    return [
+        Text(f"{service.service}: {'paused' if service.paused else service.holding}", style="yellow")
+        for service in status.services
+        if service.paused or (service.holding and service.mode != policy_pb2.SERVICE_MODE_POOLED)
+    ]
+
+
 def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, expand=True)
     table.add_column("service")
     table.add_column("role")
     for title in ("Z", "decode tok/s", "prefill tok/s", "running", "waiting", "held", "TTFT p95", "TPOT p95"):
         table.add_column(title, justify="right")
-    table.add_column("replicas")
-    table.add_column("holding", ratio=1)
+    table.add_column("routable", justify="right")
+    table.add_column("replicas", ratio=1)
     for service in status.services:
         for position, role in enumerate(service.roles):
             first = position == 0
@@ -157,8 +167,8 @@ def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> 
                 measurement_text(service.held, digits=0) if first else "",
                 measurement_text(role.ttft_p95_s, digits=2, unit=" s"),
                 measurement_text(role.tpot_p95_s, digits=3, unit=" s"),
+                f"{role.routable}/{role.desired}",
                 _replicas_text(role),
-                Text("paused" if service.paused else service.holding, style="yellow") if first else "",
             )
     return table
 
@@ -170,10 +180,9 @@ def _z_text(service: policy_pb2.ServiceStatus) -> Text:
 
 
 def _replicas_text(role: policy_pb2.RoleStatus) -> str:
-    states = ", ".join(
+    return ", ".join(
         f"{count} {short_name(name, 'LIFE_CYCLE_')}" for name, count in sorted(role.replicas.items()) if count
     )
-    return f"{role.routable}/{role.desired} routable" + (f" ({states})" if states else "")
 
 
 def _pools(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> RenderableType:
