@@ -1,6 +1,11 @@
 """docker-compose.yml, the Dockerfile and prometheus.yml as text: hardened, on loopback, of one mind on ports."""
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +123,36 @@ def test_the_alerts_rest_on_series_that_the_services_export() -> None:
     exported = {name for text in sources for name in re.findall(r'"(trimtab_[a-z_]+)"', text)}
     assert len(named) >= 6
     assert named <= exported
+
+
+def _with_own_targets(**variables: str) -> subprocess.CompletedProcess[str]:
+    """What Compose makes of the two files; it needs no engine for that."""
+    beside = Path(sys.executable).parent / "docker-compose"
+    compose = str(beside) if beside.exists() else shutil.which("docker-compose")
+    if compose is None:
+        pytest.skip("no docker-compose")
+    files = [str(DEPLOY / name) for name in ("docker-compose.yml", "docker-compose.targets.yml")]
+    command = [compose, "-f", files[0], "-f", files[1], "config", "--format", "json"]
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_ones_own_servers_take_the_place_of_the_simulated_fleet(tmp_path: Path) -> None:
+    done = _with_own_targets(TARGETS=str(tmp_path / "targets.yaml"), POLICIES=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    assert set(services) == set(SERVICES) - {"fleet"}
+    actuator = services["actuator"]
+    assert set(actuator["depends_on"]) == {"redis"}
+    assert actuator["environment"]["TRIMTAB_BACKEND"] == "static"
+    assert actuator["environment"]["TRIMTAB_STORE_URL"] == "redis://redis:6379/0"
+    mounted = {volume["target"]: volume["source"] for volume in actuator["volumes"]}
+    assert mounted == {"/etc/trimtab/targets.yaml": str(tmp_path / "targets.yaml")}
+    assert services["policy-engine"]["environment"]["TRIMTAB_BOOTSTRAP_DIR"] == "/etc/trimtab/resources"
+
+
+def test_ones_own_servers_have_to_be_named() -> None:
+    done = _with_own_targets(POLICIES="/nowhere")
+    assert done.returncode != 0
+    assert "TARGETS" in done.stderr
+    assert "a file_sd document of your servers" in done.stderr
