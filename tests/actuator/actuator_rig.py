@@ -61,6 +61,7 @@ class Server:
     silent: bool = False
     wake_refused: bool = False
     no_token: bool = False
+    paused: bool = False
     restarted_s: float = -100.0
     requests: list[tuple[float, bool]] = field(default_factory=list)
 
@@ -106,7 +107,8 @@ class Rig:
             sights[name] = Sight(
                 as_of_s=self.now_s,
                 healthy=True,
-                sleeping=server.asleep,
+                sleeping=server.asleep or server.paused,
+                paused=server.paused,
                 in_flight=0 if server.asleep else len(server.requests),
             )
         return World(
@@ -353,6 +355,7 @@ class Rig:
         token: int = 1,
         floors: tuple[Floor, ...] = (),
         drain_s: float = 5.0,
+        replica_revision: int = 0,
     ) -> Operation | None:
         """ApplyPoolState."""
         assert self.memory is not None
@@ -364,7 +367,7 @@ class Rig:
             floors=floors,
             budget_gpus=self.gpus,
             decision_id=f"d-{revision}",
-            replica_revision=0,
+            replica_revision=replica_revision,
             expire_s=self.now_s + 10,
             drain_timeout_s=drain_s,
             sleep_level=1,

@@ -159,6 +159,16 @@ def test_a_scale_in_can_be_cancelled_while_it_drains() -> None:
     assert rig.memory.replicas["r-0"].routable
 
 
+def test_a_group_gets_its_new_replica_before_it_loses_an_old_one() -> None:
+    rig = placed(0)
+    place(rig, group("g", 1, remove=1))
+    least = 9
+    while any(not operation.finished for operation in rig.memory.operations.values()):
+        rig.step()
+        least = min(least, sum(replica.routable for replica in rig.memory.replicas.values()))
+    assert (least, sorted(rig.memory.replicas)) == (1, ["r-1"])
+
+
 def test_what_does_not_serve_leaves_first() -> None:
     rig = placed(0, 1, 2)
     rig.servers["r-1"].silent = True

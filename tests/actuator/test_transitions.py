@@ -1,10 +1,16 @@
 """Releases and wakes of a pool on virtual time: what is done in which order, and what happens when it goes wrong."""
 
-import pytest
-from actuator_rig import Rig, spec
+from dataclasses import replace
+from itertools import pairwise
 
+import pytest
+from actuator_rig import LIMITS, Rig, spec
+
+from actuator.core import holds
+from actuator.core.draft import Draft
 from actuator.core.fencing import Refused
-from actuator.core.model import Floor, HoldOwner, LifeCycle, OperationKind, OperationState, Role
+from actuator.core.model import Floor, HoldOwner, LifeCycle, OperationKind, OperationState, Role, State
+from actuator.core.steps import drained
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
 WITH_TWO_GPU_MODEL = [*OVERLAY, spec("big-0", 0, 1)]
@@ -139,6 +145,82 @@ def test_a_wake_waits_for_measured_memory() -> None:
     assert rig.broken == []
 
 
+def test_a_request_that_only_the_gateway_knows_of_is_in_flight_too() -> None:
+    """It is on its way: the server counts nothing yet."""
+    rig = up()
+    rig.gateway_requests["a-0"] = [rig.now_s + 4.0]
+    rig.apply(2, OVERLAY, ["b-0", "a-1"], drain_s=20.0)
+    rig.run(3.0)
+    assert rig.life_cycles()["a-0"] == "draining"
+    assert rig.servers["a-0"].moving is None
+    assert rig.until_settled()
+    assert rig.life_cycles()["a-0"] == "sleeping"
+
+
+def test_a_look_from_before_the_last_acknowledgement_proves_no_idleness() -> None:
+    rig = up()
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.step()
+    draft = Draft(rig.memory, rig.world(), LIMITS, rig.now_s)
+    step = next(s for o in draft.unfinished() for s in o.steps if s.replica == "a-0")
+    early = replace(step, acknowledged_s=rig.now_s)
+    late = replace(step, acknowledged_s=rig.now_s - 0.1)
+    draft.gateways = {}
+    assert drained(draft, early, draft.replicas["a-0"])[1] is False
+    assert drained(draft, late, draft.replicas["a-0"])[1] is True
+
+
+def test_a_release_taken_back_while_it_falls_asleep_is_asleep_before_it_is_shown() -> None:
+    rig = up()
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    while rig.servers["a-0"].moving is None:
+        rig.step()
+    rig.apply(3, OVERLAY, ["a-0", "a-1"])
+    was_asleep = False
+    while not rig.memory.replicas["a-0"].routable:
+        rig.step()
+        was_asleep = was_asleep or rig.servers["a-0"].asleep
+    assert was_asleep, "the server would have slept under its requests"
+    assert rig.until_settled()
+    assert rig.operation(first.operation_id).state is OperationState.CANCELLED
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+
+
+def test_after_a_restart_a_known_gateway_has_to_speak_or_stay_silent_for_long() -> None:
+    rig = up()
+    rig.gateway_lag = 1000
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(1.5)
+    rig.crash()
+    rig.gateway_up = False
+    rig.restart()
+    rig.run(LIMITS.gateway_grace_s - 1.0)
+    assert rig.life_cycles()["a-0"] == "draining", "it may still route by what it was told before the restart"
+    assert rig.until_settled()
+    assert rig.life_cycles()["a-0"] == "sleeping"
+
+
+def test_a_sleeper_that_somebody_woke_is_put_back_to_sleep() -> None:
+    rig = up()
+    rig.servers["b-0"].asleep = False
+    rig.run(1.0)
+    assert rig.until_settled()
+    assert rig.servers["b-0"].asleep
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+
+
+def test_after_a_power_cut_nobody_is_shown_beside_an_awake_neighbour() -> None:
+    rig = up()
+    for name in sorted(rig.servers):
+        rig.reboot(name)
+    rig.step()
+    while not rig.memory.replicas["a-0"].routable:
+        rig.step()
+        assert rig.servers["b-0"].asleep or not rig.memory.replicas["a-0"].routable
+    assert rig.until_settled()
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+
+
 def test_a_refused_wake_brings_the_donor_back() -> None:
     """Case 23: on failure A comes back."""
     rig = up()
@@ -198,10 +280,6 @@ def test_a_floor_broken_during_the_drain_restores_the_donor() -> None:
 
 def test_an_operators_hold_survives_release_and_wake() -> None:
     """Holds: an owner lifts only its own."""
-    from dataclasses import replace
-
-    from actuator.core import holds
-
     rig = up()
     held = holds.put(rig.memory.replicas["b-0"], HoldOwner.OPERATOR, reason="benchmark", now_s=rig.now_s)
     rig.memory = replace(rig.memory, replicas={**rig.memory.replicas, "b-0": held})
@@ -316,6 +394,33 @@ def test_a_server_found_asleep_is_woken() -> None:
     assert rig.memory.replicas["a-0"].routable
 
 
+def test_a_paused_server_is_withdrawn_and_neither_asleep_nor_woken() -> None:
+    rig = up()
+    rig.servers["a-0"].paused = True
+    rig.run(10.0)
+    assert rig.life_cycles()["a-0"] == "unknown"
+    assert rig.memory.replicas["a-0"].detail == "paused by another hand"
+    rig.servers["a-0"].paused = False
+    rig.run(10.0)
+    assert rig.memory.replicas["a-0"].routable
+
+
+def test_a_correction_that_keeps_failing_comes_ever_later() -> None:
+    rig = up()
+    rig.servers["a-0"].no_token = True
+    rig.servers["a-0"].silent = True
+    rig.run(3.0)
+    rig.servers["a-0"].silent = False
+    before = set(rig.memory.operations)
+    rig.run(120.0)
+    tries = sorted((o for name, o in rig.memory.operations.items() if name not in before), key=lambda o: o.create_s)
+    gaps = [later.create_s - earlier.update_s for earlier, later in pairwise(tries)]
+    assert len(tries) >= 4
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 10.0
+    assert not rig.memory.replicas["a-0"].routable
+
+
 def test_a_replica_whose_process_has_ended_is_made_again() -> None:
     rig = up()
     rig.servers["a-0"].exited = True
@@ -338,8 +443,6 @@ def test_a_deleted_sleeper_is_made_again_only_when_its_gpu_is_free() -> None:
 
 
 def test_a_lost_store_changes_no_replica() -> None:
-    from actuator.core.model import State
-
     rig = up()
     before = rig.life_cycles()
     rig.crash()
@@ -349,6 +452,15 @@ def test_a_lost_store_changes_no_replica() -> None:
     assert rig.life_cycles() == before, "adopted as they are, from the servers and their labels"
     assert rig.apply(7, OVERLAY, ["a-0", "a-1"]) is None, "nothing has to change"
     assert rig.revisions == sorted(rig.revisions)
+
+
+def test_a_state_that_rests_on_a_revision_nobody_was_shown_is_refused() -> None:
+    rig = up()
+    seen = rig.memory.meta.replica_revision
+    assert rig.apply(2, OVERLAY, ["b-0", "a-1"], replica_revision=seen) is not None
+    with pytest.raises(Refused) as caught:
+        rig.apply(3, OVERLAY, ["a-0", "a-1"], replica_revision=rig.memory.meta.replica_revision + 1)
+    assert caught.value.reason == "UNKNOWN_REVISION"
 
 
 REFUSED = {
