@@ -311,3 +311,37 @@ async def test_a_rebalance_gives_way_to_a_hard_guard(fake_actuator, start_engine
     (cancelled,) = await settled(engine, decision_pb2.OUTCOME_STATE_ROLLED_BACK)
     assert cancelled.decision_id == rebalance.decision_id
     assert "pre-empted: chat: TTFT" in cancelled.outcome.detail
+
+
+async def test_the_end_of_an_operation_is_taken_up_at_once(fake_actuator, start_engine):
+    """Turns come every 30 s here, and the outcome does not wait for one."""
+    patient = await start_engine(fake_actuator)
+    await apply(patient, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await settled(patient, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    fake_actuator.behaviour = "hang"
+    await apply(patient, pool_of(("chat", 2), ("code", 1), gpus=3))
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.states) == 2))
+    await patient.stop()
+    old = fake_actuator.tokens[-1]
+    slow = await start_engine(fake_actuator, tick_interval_s=30)
+    await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old), 5)
+    fake_actuator.finish("op-2")
+
+    async def told():
+        return (await decisions_of(slow))[0].outcome.state == decision_pb2.OUTCOME_STATE_SUCCEEDED
+
+    await until(told, 5)
+
+
+async def test_an_actuator_of_another_cluster_is_refused(fake_actuator, start_engine):
+    fake_actuator.cluster = "elsewhere"
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pool_of(("chat", 2)))
+
+    async def said():
+        status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+        return not status.clusters[0].reachable and "elsewhere" in status.clusters[0].detail
+
+    await until(said)
+    await asyncio.sleep(0.3)
+    assert not fake_actuator.states

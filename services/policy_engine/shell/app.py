@@ -39,7 +39,7 @@ async def serve(settings: EngineSettings, context: ServiceContext) -> None:
         await run_until_stopped(
             context,
             engine.clock.run(context.stopping),
-            engine.lease.run(context.stopping),
+            engine.lease.run(context.stopping, on_change=engine.lease_changed),
             engine.fleet.run(context.stopping),
             engine.log.run(),
             engine.run(),

@@ -35,7 +35,7 @@ class ActuatorLink:
     """
 
     def __init__(
-        self, cluster: str, address: str, *, tls: ClientTls | None, lost_after_s: float, on_change: Callable[[], None]
+        self, cluster: str, address: str, *, tls: ClientTls | None, lost_after_s: float, on_news: Callable[[], None]
     ) -> None:
         self.cluster = cluster
         self.address = address
@@ -46,7 +46,7 @@ class ActuatorLink:
         self.reachable = False
         self.detail = "not reached yet"
         self._lost_after_s = lost_after_s
-        self._on_change = on_change
+        self._on_news = on_news
         self._channel: grpc.aio.Channel = channel(address, tls=tls)
         self.stub: actuator_pb2_grpc.ActuatorServiceAsyncStub = actuator_pb2_grpc.ActuatorServiceStub(self._channel)
 
@@ -84,6 +84,8 @@ class ActuatorLink:
         if known is not None and known.state in FINISHED and operation.state not in FINISHED:
             return
         self.operations[operation.operation_id] = operation
+        if operation.state in FINISHED and (known is None or known.state not in FINISHED):
+            self._on_news()
         if len(self.operations) > MAX_OPERATIONS:
             done = sorted(name for name, item in self.operations.items() if item.state in FINISHED)
             for name in done[: len(self.operations) - MAX_OPERATIONS]:
@@ -99,6 +101,8 @@ class ActuatorLink:
         event = message.WhichOneof("event")
         if event == "snapshot":
             self._take_snapshot(message.snapshot)
+        elif self.generation == 0:
+            return  # nothing counts before a snapshot of the right cluster
         elif event == "changed":
             self.replicas[message.changed.replica] = message.changed
             self.revision = max(self.revision, message.changed.revision)
@@ -107,26 +111,25 @@ class ActuatorLink:
             self.revision = max(self.revision, message.removed.revision)
         elif event == "bookmark":
             self.revision = message.bookmark.revision
-        if event in ("snapshot", "bookmark") and not self.reachable:
-            if event == "bookmark" and self.generation == 0:
-                return
-            self.reachable = True
-            self.detail = ""
-            self.generation += 1
-        if event != "bookmark":
-            self._on_change()
+            self._answers()
 
     def _take_snapshot(self, snapshot: actuator_pb2.ReplicaSnapshot) -> None:
         if snapshot.cluster and snapshot.cluster != self.cluster:
             self.reachable = False
+            self.generation = 0
             self.detail = f"{self.address} is the actuator of cluster {snapshot.cluster}, not {self.cluster}"
             log.error("wrong cluster", expected=self.cluster, found=snapshot.cluster, address=self.address)
             return
         self.replicas = {item.replica: item for item in snapshot.replicas}
         self.revision = snapshot.revision
-        self.reachable = True
-        self.detail = ""
         self.generation += 1
+        self._answers()
+
+    def _answers(self) -> None:
+        if not self.reachable:
+            self.reachable = True
+            self.detail = ""
+            self._on_news()
 
     def _take_operations(self, message: actuator_pb2.WatchOperationsResponse) -> None:
         event = message.WhichOneof("event")
@@ -135,13 +138,10 @@ class ActuatorLink:
                 self.take_operation(operation)
         elif event == "operation":
             self.take_operation(message.operation)
-        if event != "bookmark":
-            self._on_change()
 
     def _lost(self) -> None:
         self.reachable = False
         self.detail = f"the actuator of {self.cluster} at {self.address} does not answer"
-        self._on_change()
 
 
 class Fleet:
@@ -153,10 +153,10 @@ class Fleet:
         *,
         tls: ClientTls | None,
         lost_after_s: float,
-        on_change: Callable[[], None] = lambda: None,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.links = {
-            cluster: ActuatorLink(cluster, address, tls=tls, lost_after_s=lost_after_s, on_change=on_change)
+            cluster: ActuatorLink(cluster, address, tls=tls, lost_after_s=lost_after_s, on_news=on_news)
             for cluster, address in sorted(actuators.items())
         }
 
