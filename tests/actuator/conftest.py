@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -232,3 +233,23 @@ async def stack(processes: Processes, store_url: str, free_ports: Callable[[int]
     made = Stack(processes, store_url, free_ports(4))
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable]:
+    """``await serve(handler)`` → its address."""
+    runners = []
+
+    async def start(handler: Callable) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()

@@ -1,10 +1,13 @@
 """The actuator process against a simulated fleet over real sockets: kills, a second actuator, gateways, placements."""
 
 import asyncio
+import json
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
+from old_vllm import OldVllm
 
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
@@ -163,6 +166,56 @@ async def test_a_gateway_that_has_not_acknowledged_holds_a_release_up(stack: Any
         assert (await stack.ended(operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
     finally:
         beating.cancel()
+
+
+async def test_given_servers_that_answer_wrongly_or_not_at_all_are_named_and_the_rest_serves(
+    stack: Any, serve: Callable[..., Any], free_port: int
+) -> None:
+    good, hung, lying = OldVllm(), OldVllm(), OldVllm()
+    hung.hang = {"/health"}
+    lying.finish_reason = "abort"
+    addresses = {
+        "good": await serve(good.handle),
+        "hung": await serve(hung.handle),
+        "lying": await serve(lying.handle),
+        "dead": f"http://127.0.0.1:{free_port}",
+    }
+    groups = [
+        {"targets": [address.removeprefix("http://")], "labels": {"service": "chat", "replica": name}}
+        for name, address in addresses.items()
+    ]
+    targets = stack.processes.folder / "targets.json"
+    targets.write_text(json.dumps(groups))
+    stack.start_actuator("--backend", "static", "--targets-file", str(targets), "--probe-timeout-s", "0.5")
+
+    async def good_is_shown() -> bool:
+        return {name for name, replica in (await stack.replicas()).items() if replica.routable} == {"good"}
+
+    await stack.until(good_is_shown, what="the good server")
+
+    async def others_are_named() -> bool:
+        found = await stack.replicas()
+        operations = (await stack.stub.ListOperations(pb.ListOperationsRequest(), timeout=3)).operations
+        why = {name: replica.detail for name, replica in found.items()}
+        failed = {o.subject: o.detail for o in operations if o.state == pb.OPERATION_STATE_FAILED}
+        return (
+            "did not answer within 0.5 s" in why.get("hung", "")
+            and "Connect call failed" in why.get("dead", "")
+            and "gives no token" in failed.get("lying", "")
+        )
+
+    await stack.until(others_are_named, what="the reasons")
+    states = await stack.life_cycles()
+    assert (states["hung"], states["dead"], states["lying"]) == ("unknown", "failed", "starting")
+
+
+async def test_a_targets_file_that_cannot_be_used_ends_the_start_with_one_line(stack: Any) -> None:
+    targets = stack.processes.folder / "targets.json"
+    targets.write_text('[{"targets": ["nowhere"]}]')
+    stack.start_actuator("--backend", "static", "--targets-file", str(targets))
+    assert await asyncio.to_thread(stack.processes.running["actuator"].wait, 20) == 1
+    lines = stack.processes.log("actuator").splitlines()
+    assert lines[-1] == f"actuator: {targets}: [0]: 'nowhere' is not host:port"
 
 
 async def _heartbeat(stack: Any, *, revision: int, in_flight: dict[str, int] | None = None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from actuator_rig import LIMITS, spec
 from aiohttp import web
+from old_vllm import OldVllm
 
 from actuator.core.model import ActionKind, Role
 from actuator.core.world import Action, Outcome, RunState
@@ -50,66 +51,6 @@ PAGES = {
 def test_what_cannot_be_read_is_not_zero(what: str) -> None:
     page, expected = PAGES[what]
     assert parse_gauges(page) == expected
-
-
-class OldVllm:
-    """Answers like vLLM 0.25: empty bodies, /sleep answers before it sleeps, no filtered metrics page."""
-
-    def __init__(self) -> None:
-        self.asleep = self.paused = False
-        self.running = 0
-        self.dev_mode = True
-        self.finish_reason = "length"
-        self.hang: set[str] = set()
-        self.calls: list[str] = []
-        self.sleep_after_s = 0.05
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        path = request.path
-        self.calls.append(f"{request.method} {request.path_qs}")
-        if path in self.hang:
-            await asyncio.sleep(30)
-        if path == "/health":
-            return web.Response()
-        if path == "/metrics":
-            awake = 0 if self.asleep else 1
-            state = f'vllm:engine_sleep_state{{sleep_state="awake"}} {awake}\n'
-            return web.Response(text=f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting 0\n" + state)
-        if path == "/v1/models":
-            return web.json_response({"object": "list", "data": [{"id": "served", "object": "model"}]})
-        if path == "/v1/completions":
-            body = await request.json()
-            choices = [{"text": "x", "finish_reason": self.finish_reason}]
-            return web.json_response({"model": body["model"], "choices": choices, "usage": {"completion_tokens": 1}})
-        if self.dev_mode and path == "/is_sleeping":
-            return web.json_response({"is_sleeping": self.asleep or self.paused})
-        if self.dev_mode and path == "/sleep":
-            asyncio.get_running_loop().call_later(self.sleep_after_s, setattr, self, "asleep", True)
-            return web.Response()
-        if self.dev_mode and path == "/wake_up":
-            self.asleep = self.paused = False
-            return web.Response()
-        return web.Response(status=404, text='{"detail":"Not Found"}')
-
-
-@pytest.fixture
-async def serve() -> AsyncIterator[Callable]:
-    """``await serve(handler)`` → its address."""
-    runners = []
-
-    async def start(handler: Callable) -> str:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", handler)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        runners.append(runner)
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    yield start
-    for runner in runners:
-        await runner.cleanup()
 
 
 @pytest.fixture

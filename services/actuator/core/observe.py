@@ -59,6 +59,9 @@ def _adopt(d: Draft, listed: Listed) -> None:
     replica = d.hold(replica, HoldOwner.START_UP, "found")
     if listed.run_state is RunState.EXITED:
         d.move(replica, LifeCycle.FAILED, "its process has ended")
+    elif sight is not None and not sight.healthy and listed.run_state is RunState.RUNNING:
+        found = LifeCycle.FAILED if sight.refused else LifeCycle.UNKNOWN
+        d.move(replica, found, sight.error or "does not answer")
     elif sight is not None and sight.healthy and sight.sleeping and not sight.paused:
         fall_asleep(d, replica, "found asleep")
     elif sight is not None and sight.healthy and _was_serving(d, listed):
