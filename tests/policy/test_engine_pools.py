@@ -305,8 +305,11 @@ async def test_a_rebalance_gives_way_to_a_hard_guard(fake_actuator, start_engine
     assert rebalance.rule == decision_pb2.RULE_REBALANCE
     fake_actuator.behaviour = "succeed"
     await windows.write("chat", ["chat-node-0-0"], decode_tps=300, running=10, ttft_s=4.0)
-    rescue = (await settled(engine))[0]
-    assert rescue.rule == decision_pb2.RULE_RESCUE_HARD_GUARD
+
+    async def rescued():
+        return [item for item in await decisions_of(engine) if item.rule == decision_pb2.RULE_RESCUE_HARD_GUARD]
+
+    rescue = (await until(rescued))[0]
     assert rescue.transition.wakes[0].service == "chat"
     (cancelled,) = await settled(engine, decision_pb2.OUTCOME_STATE_ROLLED_BACK)
     assert cancelled.decision_id == rebalance.decision_id
