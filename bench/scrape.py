@@ -1,9 +1,10 @@
 """What scraping costs: ``python -m bench.scrape --json``.
 
-A child process serves one captured page of a real vLLM under many loopback addresses; this process runs the whole
-collector (fetch, parse, windows, store) against it, with an embedded store beside. Reported are this process's CPU
-seconds per 1,000 scrapes, the lateness of the scrapes, and how long one page takes to read beside prometheus_client's
-parser. The figures come from one run on one machine; on a busy one they are worse.
+A child process serves one page under many loopback addresses: that of a simulated vLLM server that worked and slept,
+or, with ``--page``, one that a real server wrote. This process runs the whole collector (fetch, parse, windows, store)
+against it, with an embedded store beside. Reported are this process's CPU seconds per 1,000 scrapes, the lateness of
+the scrapes, and how long one page takes to read beside prometheus_client's parser. The figures come from one run on one
+machine; on a busy one they are worse.
 """
 
 import argparse
@@ -30,15 +31,40 @@ from metrics_collector.core.dialect import VLLM_V1
 from metrics_collector.core.exposition import PageReader
 from metrics_collector.shell.serve import serve
 from metrics_collector.shell.settings import CollectorSettings
+from simulator.core.requests import FinishReason
+from simulator.core.tokens import OutputPlan
+from simulator.profiles import packaged_profiles
+from simulator.server.server import ServerSettings, SimulatedServer
+from simulator.server.vllm_metrics import RequestParams
 from trimtab.logging import configure_logging
 from trimtab.rpc.run import ServiceContext
 from trimtab.store.embedded import EmbeddedStore
 
-PAGE = Path(__file__).parent.parent / "tests" / "collector" / "captures" / "metrics-a1-inflight-before-sleep.prom.gz"
 REPLICAS_PER_ROLE = 50
 WARM_UP_S = 4.0
 LATENESS_SHARE_BAR = 0.2
 EXTRACT_SPEEDUP_BAR = 20.0
+
+
+def simulated_page() -> bytes:
+    """The page of a simulated server after 50 requests, a sleep and a wake: 53 KB, a little shorter than a real one."""
+
+    async def work() -> bytes:
+        profile = packaged_profiles()["a100-8b-tp1"]
+        server = SimulatedServer(ServerSettings("bench-0", "bench", profile, time_scale=100.0))
+        plan, params = OutputPlan(20, FinishReason.LENGTH), RequestParams(n=1, max_tokens=20)
+        await asyncio.gather(*(server.submit(f"r-{index}", "prompt " * 100, plan, params) for index in range(50)))
+        await server.sleep(1, "wait")
+        await server.wake(None)
+        return server.page.render().encode()
+
+    return asyncio.run(work())
+
+
+def read_page(path: Path) -> bytes:
+    """A page from a file, gzip when the name ends in ``.gz``."""
+    raw = path.read_bytes()
+    return gzip.decompress(raw) if path.suffix == ".gz" else raw
 
 
 def filter_page(page: bytes) -> bytes:
@@ -54,9 +80,8 @@ def filter_page(page: bytes) -> bytes:
     return b"".join(kept)
 
 
-def serve_pages(port: int) -> None:
+def serve_pages(port: int, page: bytes) -> None:
     """The child: the page under every loopback address, whole at /metrics, filtered at /metrics/."""
-    page = gzip.decompress(PAGE.read_bytes())
     filtered = filter_page(page)
 
     async def answer(request: web.Request) -> web.Response:
@@ -147,9 +172,8 @@ async def scrape(url: str, targets: Path, *, filtered: bool, seconds: float) -> 
     }
 
 
-def run(targets: int, seconds: float) -> dict[str, object]:
+def run(targets: int, seconds: float, page: bytes) -> dict[str, object]:
     """The whole report."""
-    page = gzip.decompress(PAGE.read_bytes())
     reader = PageReader(VLLM_V1)
     ours_s = seconds_per_call(lambda: reader.read(page), 200)
     theirs_s = seconds_per_call(lambda: list(text_string_to_metric_families(page.decode())), 5)
@@ -161,7 +185,10 @@ def run(targets: int, seconds: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         store = EmbeddedStore(store_port, Path(folder) / "store")
         store.start()
-        child = subprocess.Popen([sys.executable, "-m", "bench.scrape", "--serve", str(page_port)])
+        page_file = Path(folder) / "page.prom"
+        page_file.write_bytes(page)
+        command = [sys.executable, "-m", "bench.scrape", "--serve", str(page_port), "--page", str(page_file)]
+        child = subprocess.Popen(command)
         try:
             await_port(page_port)
             path = Path(folder) / "targets.json"
@@ -201,13 +228,17 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--targets", type=int, default=200, help="how many servers, at most 60,000")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each of the two runs is measured")
+    parser.add_argument(
+        "--page", type=Path, help="a /metrics page that a server wrote, .gz too; else a simulated one's"
+    )
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    page = read_page(arguments.page) if arguments.page is not None else simulated_page()
     if arguments.serve is not None:
-        serve_pages(arguments.serve)
+        serve_pages(arguments.serve, page)
         return 0
     configure_logging("bench", level="warning")
-    report = run(arguments.targets, arguments.seconds)
+    report = run(arguments.targets, arguments.seconds, page)
     bars = report["bars"] if isinstance(report["bars"], list) else []
     if arguments.json:
         print(json.dumps(report, indent=2))

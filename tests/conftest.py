@@ -1,12 +1,17 @@
-"""Fixtures that every area shares: free ports and a store.
+"""Fixtures that every area shares: free ports, a store, and recordings of real servers where they are at hand.
 
 The store is the best that can be had, so that the same tests run on a real Redis and on the embedded Valkey. In this
 order: ``TRIMTAB_TEST_REDIS_URL`` (a database that is empty, or was used by these tests before), a Redis container
 when a Docker engine answers, a ``redis-server`` binary, the embedded store. ``TRIMTAB_TEST_STORE`` = ``url``,
 ``docker``, ``redis-server`` or ``embedded`` insists on one of them.
+
+Recordings of a real vLLM are no part of this repository. ``TRIMTAB_TEST_MATERIAL`` names the folder that holds them,
+else it is ``shared`` beside the checkout. Tests that compare with them are skipped where there is none; what the
+recordings show in short is written out in tests that always run.
 """
 
 import asyncio
+import gzip
 import os
 import shutil
 import socket
@@ -23,6 +28,7 @@ from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore
 
 _MARKER = "trimtab-tests:marker"
+_ROOT = Path(__file__).parents[1]
 _REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:8.0")
 
 
@@ -30,6 +36,21 @@ def _free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def material() -> Path:
+    """A folder with ``vllm/captures`` and ``data``; the test is skipped where there is none."""
+    folder = Path(os.environ.get("TRIMTAB_TEST_MATERIAL") or _ROOT.parent / "shared")
+    if not (folder / "vllm" / "captures").is_dir():
+        pytest.skip(f"no recordings in {folder}; TRIMTAB_TEST_MATERIAL names their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def capture(material: Path) -> Callable[[str], bytes]:
+    """``capture("metrics-idle-fresh")`` → a page as a real vLLM 0.32 wrote it."""
+    return lambda name: gzip.decompress((material / "vllm" / "captures" / f"{name}.prom.gz").read_bytes())
 
 
 @pytest.fixture

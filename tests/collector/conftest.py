@@ -1,12 +1,10 @@
 """A collector in this process on real sockets, and servers whose pages the test decides."""
 
 import asyncio
-import gzip
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -140,13 +138,6 @@ def _vllm_page(
 def vllm_page() -> Callable[..., bytes]:
     """``vllm_page(running=3, generated=100, …)`` → bytes of a /metrics page."""
     return _vllm_page
-
-
-@pytest.fixture(scope="session")
-def capture() -> Callable[[str], bytes]:
-    """``capture("metrics-idle-fresh")`` → a page as a real vLLM 0.32 wrote it."""
-    folder = Path(__file__).parent / "captures"
-    return lambda name: gzip.decompress((folder / f"{name}.prom.gz").read_bytes())
 
 
 @dataclass

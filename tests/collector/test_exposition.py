@@ -1,7 +1,6 @@
-"""Pages of real servers, of other engines' releases, and of nobody's."""
+"""Pages of servers in several states, of several releases, and of nobody's; of real ones in test_recorded_pages."""
 
 import math
-import re
 from collections.abc import Callable
 
 import pytest
@@ -14,92 +13,107 @@ from metrics_collector.core.exposition import MAX_PAGE_BYTES, PageError, PageRea
 
 READER = PageReader(VLLM_V1)
 
-# What stands on the captured pages, read off by eye: gauges, counters, and (count, sum) of TTFT.
-CAPTURED: dict[str, dict[str, object]] = {
-    "metrics-idle-fresh": {"running": 0, "waiting": 0, "kv_usage": 0, "generation_tokens": 0, "ttft": (0, 0)},
-    "metrics-after-load": {
-        "running": 0,
-        "awake": 1,
-        "start_time": 1795995433.04,
-        "prompt_tokens": 31904,
-        "prompt_computed": 20128,
-        "prompt_cache_hit": 11776,
-        "prompt_cached": 11776,
-        "generation_tokens": 9620,
-        "prefix_queries": 31904,
-        "prefix_hits": 11776,
-        "preemptions": 0,
-        "finished": 51,
-        "ttft": (51, 72.37943625450134),
-    },
-    "metrics-a1-inflight-before-sleep": {"running": 3, "kv_usage": 0.0007325112928824318, "generation_tokens": 10128},
-    # Sixteen requests were aborted by the sleep: "success" on the page, not finished here.
-    "metrics-a2-after-abort-sleep": {"running": 0, "awake": 0, "finished": 51, "generation_tokens": 10143},
-    "metrics-s1-slept-level1": {"awake": 0, "running": 0, "generation_tokens": 9620},
-    "metrics-s3-woken": {"awake": 1},
-    "metrics-s5-partial-wake-weights": {"awake": 0},
-    "metrics-s7-slept-level0": {"awake": 0},
-    "metrics-p2-paused-keep": {"awake": 1},
-    # Frozen: two requests "run" in a server that sleeps.
-    "metrics-k1-sleep-keep-inflight": {"awake": 0, "running": 2, "generation_tokens": 16406},
-    "metrics-after-restart": {"start_time": 1795995936.62, "generation_tokens": 0},
-    "flags-metrics-under-load-0": {"running": 6, "waiting": 18, "kv_usage": 0.9119496855345912},
-    "flags-metrics-under-load-5": {
-        "running": 4,
-        "waiting": 14,
-        "prompt_computed": 4616,
-        "prompt_cache_hit": 5184,
-        "generation_tokens": 9969,
-        "preemptions": 9,
-        "finished": 8,
-        "ttft": (16, 65.72292566299438),
-    },
-    # Two engines: 7800 + 6600 tokens, 13 + 11 requests; no process_* series behind two API servers.
-    "dp2-metrics-after-load": {
-        "generation_tokens": 14400,
-        "prompt_computed": 159,
-        "finished": 24,
-        "start_time": None,
-        "ttft": (24, 26.01923656463623 + 22.855863571166992),
-    },
-    # Before its first request such a server has no gauges at all.
-    "dp2-metrics-idle": {"running": None, "generation_tokens": 0},
-    "metrics-name-filter": {"running": 0, "kv_usage": 0, "awake": 1, "prompt_computed": 0, "generation_tokens": None},
-    "metrics-openmetrics": {"running": 0, "generation_tokens": 0, "start_time": 1795995936.62, "ttft": (0, 0)},
-}
-
-
-@pytest.mark.parametrize("name", sorted(CAPTURED))
-def test_a_captured_page_says_what_stands_on_it(name: str, capture: Callable[[str], bytes]) -> None:
-    sample = READER.read(capture(name))
-
-    found: dict[str, object] = {**sample.gauges, **sample.counters}
-    found |= {quantity: (item.count, item.sum_s) for quantity, item in sample.histograms.items()}
-    assert {quantity: found.get(Quantity(quantity)) for quantity in CAPTURED[name]} == {
-        quantity: pytest.approx(value) if value is not None else None for quantity, value in CAPTURED[name].items()
-    }
-    assert sample.rejected == 0
-
-
-def test_histograms_of_two_engines_add_by_bucket(capture: Callable[[str], bytes]) -> None:
-    page = capture("dp2-metrics-after-load")
-    le_0_25 = re.findall(rb'vllm:time_to_first_token_seconds_bucket\{engine="\d",le="0.25",[^}]*\} (\S+)', page)
-
-    histogram = READER.read(page).histograms[Quantity.TTFT]
-
-    assert len(le_0_25) == 2
-    assert histogram.cumulative[histogram.bounds_s.index(0.25)] == sum(map(float, le_0_25))
-    assert histogram.bounds_s[-1] == math.inf
-
-
-def test_a_server_without_statistics_is_no_idle_server(capture: Callable[[str], bytes]) -> None:
-    with pytest.raises(PageError, match="statistics off"):
-        READER.read(capture("metrics-disable-log-stats"))
-
 
 def series(name: str, values: dict[str, float | str], kind: str = "gauge") -> str:
     lines = [f'{name}{{engine="{engine}",model_name="m"}} {value}' for engine, value in values.items()]
     return "\n".join([f"# TYPE {name} {kind}", *lines, ""])
+
+
+def by_label(name: str, label: str, values: dict[str, float], kind: str = "counter") -> str:
+    lines = [f'{name}{{engine="0",model_name="m",{label}="{which}"}} {value}' for which, value in values.items()]
+    return "\n".join([f"# TYPE {name} {kind}", *lines, ""])
+
+
+def sleep_states(**states: float) -> str:
+    return by_label("vllm:engine_sleep_state", "sleep_state", states, "gauge")
+
+
+OPENMETRICS = """\
+# TYPE vllm:num_requests_running gauge
+vllm_num_requests_running{engine="0",model_name="m"} 4.0
+# TYPE vllm:generation_tokens counter
+vllm_generation_tokens_total{engine="0",model_name="m"} 12.0
+vllm_generation_tokens_created{engine="0",model_name="m"} 1.7e+09
+# EOF
+"""
+
+# Pages as servers of several kinds and in several states write them, in short.
+WRITTEN: dict[str, tuple[str, dict[Quantity, float | None]]] = {
+    # Kept requests stay on the gauges of a server that sleeps; what queues at its door is not on them.
+    "asleep, gauges frozen": (
+        series("vllm:num_requests_running", {"0": 2})
+        + series("vllm:num_requests_waiting", {"0": 0})
+        + sleep_states(awake=0, weights_offloaded=1, discard_all=0),
+        {Quantity.AWAKE: 0, Quantity.RUNNING: 2, Quantity.WAITING: 0},
+    ),
+    "asleep at level 0": (
+        series("vllm:num_requests_running", {"0": 0}) + sleep_states(awake=0, weights_offloaded=0, discard_all=0),
+        {Quantity.AWAKE: 0},
+    ),
+    # A pause is no sleep.
+    "paused": (
+        series("vllm:num_requests_running", {"0": 1}) + sleep_states(awake=1, weights_offloaded=0, discard_all=0),
+        {Quantity.AWAKE: 1, Quantity.RUNNING: 1},
+    ),
+    "aborted requests are not finished ones": (
+        series("vllm:generation_tokens_total", {"0": 9}, "counter")
+        + by_label("vllm:request_success_total", "finished_reason", {"stop": 40, "length": 11, "abort": 16}),
+        {Quantity.FINISHED: 51},
+    ),
+    "prompt tokens by where they came from": (
+        series("vllm:generation_tokens_total", {"0": 9}, "counter")
+        + by_label(
+            "vllm:prompt_tokens_by_source_total",
+            "source",
+            {"local_compute": 700, "local_cache_hit": 300, "external_kv_transfer": 20},
+        ),
+        {Quantity.PROMPT_COMPUTED: 700, Quantity.PROMPT_CACHE_HIT: 300},
+    ),
+    # Two API servers before their first request: histograms, no gauges, nothing of a process.
+    "two engines, idle": (
+        "".join(
+            [
+                "# TYPE vllm:time_to_first_token_seconds histogram\n",
+                *(
+                    f'vllm:time_to_first_token_seconds_bucket{{engine="{engine}",le="+Inf",model_name="m"}} 0\n'
+                    f'vllm:time_to_first_token_seconds_count{{engine="{engine}",model_name="m"}} 0\n'
+                    f'vllm:time_to_first_token_seconds_sum{{engine="{engine}",model_name="m"}} 0\n'
+                    for engine in (0, 1)
+                ),
+                series("vllm:generation_tokens_total", {"0": 0, "1": 0}, "counter"),
+            ]
+        ),
+        {Quantity.RUNNING: None, Quantity.START_TIME: None, Quantity.GENERATION_TOKENS: 0},
+    ),
+    "two engines under load": (
+        series("vllm:generation_tokens_total", {"0": 7800, "1": 6600}, "counter")
+        + series("vllm:num_requests_running", {"0": 3, "1": 2}),
+        {Quantity.GENERATION_TOKENS: 14400, Quantity.RUNNING: 5},
+    ),
+    # OpenMetrics names a counter's family without its suffix and has underscores on its samples.
+    "OpenMetrics": (
+        OPENMETRICS,
+        {Quantity.RUNNING: 4, Quantity.GENERATION_TOKENS: 12},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_a_page_says_what_stands_on_it(name: str) -> None:
+    page, expected = WRITTEN[name]
+
+    sample = READER.read(page.encode())
+
+    found: dict[Quantity, float] = {**sample.gauges, **sample.counters}
+    assert {quantity: found.get(quantity) for quantity in expected} == expected
+    assert sample.rejected == 0
+
+
+def test_a_server_without_statistics_is_no_idle_server() -> None:
+    page = "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.7e+09\n"
+    page += '# TYPE http_requests_total counter\nhttp_requests_total{handler="none",method="GET",status="4xx"} 2.0\n'
+    with pytest.raises(PageError, match="statistics off"):
+        READER.read(page.encode())
 
 
 @pytest.mark.parametrize("order", [("0", "1", "2", "3"), ("3", "1", "0", "2"), ("1", "2", "3", "0")])
@@ -247,8 +261,18 @@ def test_a_label_value_may_hold_anything() -> None:
     assert histogram.cumulative == (5, 7)
 
 
-def test_a_page_without_type_lines_reads_the_same(capture: Callable[[str], bytes]) -> None:
-    page = capture("flags-metrics-under-load-5")
+@pytest.fixture(scope="session", params=["written", "recorded"])
+def loaded_page(request: pytest.FixtureRequest, vllm_page: Callable[..., bytes]) -> bytes:
+    """The page of a server under load: as these tests write it, and as a real one did."""
+    if request.param == "recorded":
+        page: bytes = request.getfixturevalue("capture")("flags-metrics-under-load-5")
+        return page
+    ttft = {"0.1": 3.0, "0.5": 9.0, "2.5": 15.0, "+Inf": 16.0}
+    return vllm_page(running=4, waiting=14, kv=0.9, generated=9969, computed=4616, cached=5184, finished=8, ttft=ttft)
+
+
+def test_a_page_without_type_lines_reads_the_same(loaded_page: bytes) -> None:
+    page = loaded_page
     bare = b"".join(line for line in page.splitlines(keepends=True) if not line.startswith(b"#"))
 
     assert READER.read(bare) == READER.read(page)
@@ -357,10 +381,8 @@ def expected_value(family: Family, parsed: dict[tuple[str, tuple[tuple[str, str]
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_no_mutation_of_a_real_page_gets_anything_absurd_in(
-    data: st.DataObject, capture: Callable[[str], bytes]
-) -> None:
-    page = bytearray(capture("flags-metrics-under-load-5"))
+def test_no_mutation_of_a_page_gets_anything_absurd_in(data: st.DataObject, loaded_page: bytes) -> None:
+    page = bytearray(loaded_page)
     start = page.find(b"# HELP vllm:num_requests_running")
     page = page[start : start + 12_000]
     for _ in range(data.draw(st.integers(1, 4))):

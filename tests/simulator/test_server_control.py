@@ -1,4 +1,4 @@
-"""Sleep, wake and pause against what a real vLLM 0.32 answered, and what they do to requests and gauges."""
+"""What sleep, wake and pause answer, as a real vLLM 0.32 does, and what they do to requests and gauges."""
 
 import asyncio
 import json
@@ -16,27 +16,83 @@ from simulator.core.tokens import OutputPlan
 from simulator.server.faults import Fault
 from simulator.server.vllm_metrics import RequestParams
 
-CAPTURE = Path(__file__).parent / "captures" / "eager-endpoints.txt"
 _ENTRY = re.compile(r"^### (GET|POST) (/\S+)(?:  body=b'(.*)')?\n-> (\d+) in .*\n(.*)$", re.M)
 _KNOWN = ("/sleep", "/wake_up", "/is_sleeping", "/is_paused", "/pause", "/resume", "/health", "/reset_prefix_cache")
 
 
-def recorded_sequence() -> list[tuple[str, str, int, str]]:
+def recorded_sequence(material: Path) -> list[tuple[str, str, int, str]]:
     """(method, path, status, body) of the recorded control calls, up to the point where CPU vLLM failed to free KV."""
-    text = CAPTURE.read_text(encoding="utf-8")
+    text = (material / "vllm" / "captures" / "eager-endpoints.txt").read_text(encoding="utf-8")
     text = text[text.index("SLEEP/WAKE/PAUSE SEQUENCE") : text.index("### POST /release_kv_cache_memory")]
     found = _ENTRY.findall(text)
     return [(m, path, int(status), body) for m, path, _, status, body in found if path.startswith(_KNOWN)]
 
 
-async def test_control_calls_answer_byte_for_byte_as_the_recorded_server_did(make_server, http) -> None:
+async def test_control_calls_answer_byte_for_byte_as_the_recorded_server_did(make_server, http, material: Path) -> None:
     at = await make_server()
-    sequence = recorded_sequence()
+    sequence = recorded_sequence(material)
     assert len(sequence) > 70
     for position, (method, path, status, body) in enumerate(sequence):
         async with http.request(method, at.url + path) as response:
             got = (await response.text(), response.status)
         assert got == (body, status), f"call {position}: {method} {path}"
+
+
+# (method, path, status, body, is_sleeping afterwards, is_paused afterwards), one call after the other.
+CALLS: list[tuple[str, str, int, str, bool, bool]] = [
+    ("POST", "/sleep?level=1", 200, '{"status":"sleeping","level":1}', True, True),
+    ("POST", "/sleep?level=1", 200, '{"status":"sleeping","level":1}', True, True),
+    ("POST", "/wake_up", 200, '{"status":"awake","tags":null}', False, False),
+    ("POST", "/wake_up", 200, '{"status":"awake","tags":null}', False, False),
+    # With its weights alone it still sleeps.
+    ("POST", "/sleep?level=2", 200, '{"status":"sleeping","level":2}', True, True),
+    ("POST", "/wake_up?tags=weights", 200, '{"status":"sleeping","tags":["weights"]}', True, True),
+    ("POST", "/wake_up?tags=kv_cache", 200, '{"status":"awake","tags":["kv_cache"]}', False, False),
+    # Level 0 stops the scheduler alone.
+    ("POST", "/sleep?level=0", 200, '{"status":"sleeping","level":0}', True, True),
+    ("POST", "/wake_up?tags=scheduling", 200, '{"status":"awake","tags":["scheduling"]}', False, False),
+    ("POST", "/wake_up?tags=bogus", 200, '{"status":"awake","tags":["bogus"]}', False, False),
+    ("GET", "/sleep", 405, '{"detail":"Method Not Allowed"}', False, False),
+    ("POST", "/sleep", 200, '{"status":"sleeping","level":1}', True, True),
+    ("POST", "/is_sleeping", 405, '{"detail":"Method Not Allowed"}', True, True),
+    ("POST", "/wake_up", 200, '{"status":"awake","tags":null}', False, False),
+    # A pause looks like sleep to who asks, and a wake ends it as well as a resume.
+    ("POST", "/pause", 200, '{"status":"paused"}', True, True),
+    ("POST", "/wake_up", 200, '{"status":"awake","tags":null}', False, False),
+    ("POST", "/pause?mode=keep", 200, '{"status":"paused"}', True, True),
+    ("POST", "/resume", 200, '{"status":"resumed"}', False, False),
+    ("POST", "/resume", 200, '{"status":"resumed"}', False, False),
+]
+
+
+async def test_control_calls_one_after_the_other(make_server, http) -> None:
+    at = await make_server()
+    for position, (method, path, status, body, sleeping, paused) in enumerate(CALLS):
+        async with http.request(method, at.url + path) as response:
+            assert (response.status, await response.text()) == (status, body), f"call {position}: {method} {path}"
+        for question, answer in (("is_sleeping", sleeping), ("is_paused", paused)):
+            async with http.get(f"{at.url}/{question}") as response:
+                assert await response.json() == {question: answer}, f"call {position}: {method} {path}"
+        async with http.get(at.url + "/health") as response:
+            assert (response.status, await response.text()) == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "param"),
+    [
+        ("level=3", "less_than_equal", "query.level"),
+        ("level=abc", "int_parsing", "query.level"),
+        ("level=1&mode=bogus", "literal_error", "query.mode"),
+    ],
+)
+async def test_a_wrong_sleep_is_refused_and_changes_nothing(make_server, http, query: str, kind: str, param) -> None:
+    at = await make_server()
+    async with http.post(f"{at.url}/sleep?{query}") as response:
+        error = (await response.json())["error"]
+    assert (error["code"], error["param"], error["type"]) == (400, param, "Bad Request")
+    assert f"'type': '{kind}'" in error["message"]
+    async with http.get(at.url + "/is_sleeping") as response:
+        assert await response.json() == {"is_sleeping": False}
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,15 @@
-"""The metrics page against recorded pages of vLLM 0.32: families, types, help texts, labels and bucket edges."""
+"""The metrics page: families, types and labels as written out here; help texts and bucket edges too, as in recorded
+pages of vLLM 0.32, where they are at hand."""
 
 import asyncio
-import gzip
 import time
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-CAPTURES = Path(__file__).parents[1] / "collector" / "captures"
 VALUES_MATTER = ("source", "reason", "sleep_state", "finished_reason", "operation", "le")
 
 
@@ -26,9 +25,10 @@ def shape(page: str) -> dict[str, tuple[str, str, frozenset[tuple[tuple[str, str
     return found
 
 
-def captured(name: str) -> str:
-    with gzip.open(CAPTURES / f"{name}.prom.gz", "rt", encoding="utf-8") as file:
-        return file.read()
+@pytest.fixture(scope="session")
+def captured(capture: Callable[[str], bytes]) -> Callable[[str], str]:
+    """A recorded page as text."""
+    return lambda name: capture(name).decode()
 
 
 async def fetch(http, url: str, **headers: str) -> str:
@@ -51,7 +51,74 @@ async def use_like_the_recorded_server(http, url: str) -> None:
         pass
 
 
-async def test_families_types_help_and_labels_are_those_of_the_recorded_server(make_server, http) -> None:
+# Family → (type, labels of its samples besides model_name and engine), for a server that slept and woke.
+FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "num_requests_running": ("gauge", ()),
+    "num_requests_waiting": ("gauge", ()),
+    "num_requests_waiting_by_reason": ("gauge", ("reason",)),
+    "engine_sleep_state": ("gauge", ("sleep_state",)),
+    "kv_cache_usage_perc": ("gauge", ()),
+    "prefix_cache_queries": ("counter", ()),
+    "prefix_cache_hits": ("counter", ()),
+    "external_prefix_cache_queries": ("counter", ()),
+    "external_prefix_cache_hits": ("counter", ()),
+    "num_preemptions": ("counter", ()),
+    "prompt_tokens": ("counter", ()),
+    "prompt_tokens_by_source": ("counter", ("source",)),
+    "prompt_tokens_cached": ("counter", ()),
+    "generation_tokens": ("counter", ()),
+    "request_success": ("counter", ("finished_reason",)),
+    # A histogram, in spite of its name.
+    "iteration_tokens_total": ("histogram", ("le",)),
+    "request_prompt_tokens": ("histogram", ("le",)),
+    "request_generation_tokens": ("histogram", ("le",)),
+    "time_to_first_token_seconds": ("histogram", ("le",)),
+    "inter_token_latency_seconds": ("histogram", ("le",)),
+    "request_time_per_output_token_seconds": ("histogram", ("le",)),
+    "e2e_request_latency_seconds": ("histogram", ("le",)),
+    "request_queue_time_seconds": ("histogram", ("le",)),
+    "request_prefill_time_seconds": ("histogram", ("le",)),
+    "request_decode_time_seconds": ("histogram", ("le",)),
+    "sleep_mode_operation_duration_seconds": ("histogram", ("le", "operation")),
+    "sleep_mode_operations_in_flight": ("gauge", ("operation",)),
+}
+
+
+async def test_families_have_their_type_and_labels(make_server, http) -> None:
+    at = await make_server()
+    await use_like_the_recorded_server(http, at.url)
+    found = {
+        family.name.removeprefix("vllm:"): (
+            family.type,
+            tuple(sorted({label for s in family.samples for label in s.labels} - {"engine", "model_name"})),
+        )
+        for family in text_string_to_metric_families(await fetch(http, at.url + "/metrics"))
+        if family.name.startswith("vllm:")
+    }
+    assert {name: found.get(name) for name in FAMILIES} == FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "values"),
+    [
+        ("engine_sleep_state", "sleep_state", ["awake", "discard_all", "weights_offloaded"]),
+        ("num_requests_waiting_by_reason", "reason", ["capacity", "deferred"]),
+        ("prompt_tokens_by_source_total", "source", ["external_kv_transfer", "local_cache_hit", "local_compute"]),
+        ("request_success_total", "finished_reason", ["abort", "error", "length", "repetition", "stop"]),
+    ],
+)
+async def test_a_label_has_all_its_values_from_the_start(make_server, http, name: str, label: str, values) -> None:
+    at = await make_server()
+    found = [
+        s.labels[label]
+        for family in text_string_to_metric_families(await fetch(http, at.url + "/metrics"))
+        for s in family.samples
+        if s.name == "vllm:" + name
+    ]
+    assert sorted(found) == values
+
+
+async def test_families_types_help_and_labels_are_those_of_the_recorded_server(make_server, http, captured) -> None:
     at = await make_server()
     await use_like_the_recorded_server(http, at.url)
     ours, real = shape(await fetch(http, at.url + "/metrics")), shape(captured("metrics-s3-woken"))
@@ -66,7 +133,7 @@ async def test_families_types_help_and_labels_are_those_of_the_recorded_server(m
             assert sorted(mine) == sorted(labels), name
 
 
-async def test_the_order_of_families_is_the_recorded_one(make_server, http) -> None:
+async def test_the_order_of_families_is_the_recorded_one(make_server, http, captured) -> None:
     at = await make_server()
     await use_like_the_recorded_server(http, at.url)
     headers = [
@@ -80,20 +147,46 @@ async def test_a_fresh_page_has_no_sleep_families(make_server, http) -> None:
     at = await make_server()
     page = await fetch(http, at.url + "/metrics")
     assert "sleep_mode_operation" not in page
+    assert 'vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="awake"} 1.0' in page
+
+
+async def test_a_fresh_page_has_the_families_of_a_fresh_recorded_one(make_server, http, captured) -> None:
+    at = await make_server()
+    ours, real = shape(await fetch(http, at.url + "/metrics")), shape(captured("metrics-idle-fresh"))
     assert "sleep_mode_operation" not in captured("metrics-idle-fresh")
-    ours, real = shape(page), shape(captured("metrics-idle-fresh"))
     assert sorted(ours) == sorted(real)
+
+
+FILTERED = ("num_requests_running", "kv_cache_usage_perc", "prompt_tokens_by_source_total", "engine_sleep_state")
+FILTER = "&".join(f"name[]=vllm:{name}" for name in FILTERED)
+
+
+async def test_the_filtered_page_is_the_recorded_one(make_server, http, captured) -> None:
+    at = await make_server()
+    filtered = await fetch(http, at.url + "/metrics/?" + FILTER)
+    assert sorted(filtered.splitlines()) == sorted(captured("metrics-name-filter").splitlines())
 
 
 async def test_metrics_ignores_filters_and_encodings_but_the_mount_honours_them(make_server, http) -> None:
     at = await make_server()
-    names = ["vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_by_source_total",
-             "vllm:engine_sleep_state"]  # fmt: skip
-    query = "&".join(f"name[]={name}" for name in names)
-    whole = await fetch(http, at.url + "/metrics?" + query)
+    whole = await fetch(http, at.url + "/metrics?" + FILTER)
     assert len(whole) > 20_000
-    filtered = await fetch(http, at.url + "/metrics/?" + query)
-    assert sorted(filtered.splitlines()) == sorted(captured("metrics-name-filter").splitlines())
+    filtered = await fetch(http, at.url + "/metrics/?" + FILTER)
+    kinds = {line.split()[2]: line.split()[3] for line in filtered.splitlines() if line.startswith("# TYPE")}
+    assert kinds == {f"vllm:{name}": "counter" if name.endswith("_total") else "gauge" for name in FILTERED}
+    label = 'engine="0",model_name="tiny"'
+    assert sorted(line for line in filtered.splitlines() if not line.startswith("#")) == sorted(
+        [
+            f"vllm:num_requests_running{{{label}}} 0.0",
+            f"vllm:kv_cache_usage_perc{{{label}}} 0.0",
+            f'vllm:prompt_tokens_by_source_total{{{label},source="local_compute"}} 0.0',
+            f'vllm:prompt_tokens_by_source_total{{{label},source="local_cache_hit"}} 0.0',
+            f'vllm:prompt_tokens_by_source_total{{{label},source="external_kv_transfer"}} 0.0',
+            f'vllm:engine_sleep_state{{{label},sleep_state="awake"}} 1.0',
+            f'vllm:engine_sleep_state{{{label},sleep_state="weights_offloaded"}} 0.0',
+            f'vllm:engine_sleep_state{{{label},sleep_state="discard_all"}} 0.0',
+        ]
+    )
     async with http.get(at.url + "/metrics/", headers={"Accept-Encoding": "gzip"}) as response:
         assert response.headers["Content-Encoding"] == "gzip"
         assert "vllm:num_requests_running" in await response.text()
@@ -109,11 +202,19 @@ async def test_openmetrics_is_what_prometheus_can_parse(make_server, http) -> No
         page = await response.text()
     assert page.endswith("# EOF\n")
     assert 'vllm_num_requests_running{engine="0",model_name="tiny"} 0.0' in page
+    assert "# TYPE vllm:prompt_tokens counter\n" in page
+    assert "\nvllm_prompt_tokens_total{" in page
+    assert list(parse_openmetrics(page.replace("vllm:", "vllm_")))
+
+
+async def test_openmetrics_has_the_recorded_families(make_server, http, captured) -> None:
+    at = await make_server()
+    async with http.get(at.url + "/metrics/", headers={"Accept": "application/openmetrics-text"}) as response:
+        page = await response.text()
     recorded = captured("metrics-openmetrics")
     heads = {line for line in recorded.splitlines() if line.startswith("# TYPE vllm:")}
     ours = {line for line in page.splitlines() if line.startswith("# TYPE vllm:")}
     assert heads <= ours
-    assert list(parse_openmetrics(page.replace("vllm:", "vllm_")))
 
 
 async def test_counters_add_up_over_a_few_requests(make_server, http) -> None:
@@ -146,7 +247,7 @@ async def test_counters_add_up_over_a_few_requests(make_server, http) -> None:
     assert totals["vllm:iteration_tokens_total_count"] == 10
 
 
-def test_the_recorded_iteration_tokens_are_computed_prompt_tokens_plus_generated_ones() -> None:
+def test_the_recorded_iteration_tokens_are_computed_prompt_tokens_plus_generated_ones(captured) -> None:
     total: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(captured("metrics-a1-inflight-before-sleep")):
         for s in family.samples:
