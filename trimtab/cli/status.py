@@ -193,8 +193,9 @@ def _pools(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> Ren
         line.append(f"{pool.awake_gpus} of {pool.budget_gpus} GPUs awake")
         if pool.operation_id:
             line.append(f"  transition {pool.operation_id}", style="yellow")
-        if pool.paused or pool.holding:
-            line.append(f"  {'paused' if pool.paused else pool.holding}", style="yellow")
+        waiting = "paused" if pool.paused else pool.holding
+        if waiting and (not pool.operation_id or pool.operation_id not in waiting):
+            line.append(f"  {waiting}", style="yellow")
         rows.append(line)
         by_node: dict[str, Text] = {}
         for gpu in pool.gpus:
