@@ -303,6 +303,7 @@ async def test_a_rebalance_gives_way_to_a_hard_guard(fake_actuator, start_engine
     await windows.write("code", ["code-node-0-1"], decode_tps=180, running=10)
     (rebalance,) = await settled(engine, decision_pb2.OUTCOME_STATE_PENDING)
     assert rebalance.rule == decision_pb2.RULE_REBALANCE
+    await until(lambda: asyncio.sleep(0, "op-2" in fake_actuator.operations))
     fake_actuator.behaviour = "succeed"
     await windows.write("chat", ["chat-node-0-0"], decode_tps=300, running=10, ttft_s=4.0)
 
