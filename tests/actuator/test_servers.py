@@ -310,8 +310,8 @@ async def test_deleting_what_is_gone_is_fine(serve: Callable) -> None:
 
 
 BAD_TARGETS = {
-    "not a list": ("{}", "Input should be a valid list"),
-    "no port": ('[{"targets": ["host"], "labels": {"service": "a"}}]', "'host' is not host:port"),
+    "not a list": ("{}", "expected a list of groups"),
+    "no port": ('[{"targets": ["host"], "labels": {"service": "a"}}]', "'host' must be host:port"),
     "no service": ('[{"targets": ["h:1"]}]', "label service is ''"),
     "a role that is none": ('[{"targets": ["h:1"], "labels": {"service": "a", "role": "x"}}]', "label role is 'x'"),
     "GPUs that are none": (
@@ -320,7 +320,7 @@ BAD_TARGETS = {
     ),
     "twice": (
         '[{"targets": ["h:1", "h:2"], "labels": {"service": "a", "replica": "r"}}]',
-        "replica r is listed twice",
+        "one replica cannot have 2 targets",
     ),
     "broken": ("[", "targets.json"),
 }

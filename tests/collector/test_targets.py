@@ -3,23 +3,24 @@
 import pytest
 
 from metrics_collector.core.status import TargetStatus, describe_target, rounds_to_skip
-from metrics_collector.core.targets import Target, TargetsError, from_replica, merge_targets, parse_file_sd
+from metrics_collector.core.targets import Target, from_file_sd, from_replica, merge_targets
 from metrics_collector.shell.scraper import next_due, phase
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
+from trimtab.config.file_sd import parse_file_sd
 
 
-def group(*addresses: str, **labels: object) -> dict[str, object]:
+def group(*addresses: str, **labels: str) -> dict[str, object]:
     return {"targets": list(addresses), "labels": labels}
 
 
 def parse(*groups: object) -> tuple[Target, ...]:
-    return parse_file_sd(list(groups), file="t.yaml")
+    return tuple(from_file_sd(listed) for listed in parse_file_sd(list(groups), file="t.yaml"))
 
 
 def test_labels_place_a_target() -> None:
     (target,) = parse(
-        group("h:8000", service="chat", role="decode", replica="chat-d-0", cluster="east", gpus=4, team="x")
+        group("h:8000", service="chat", role="decode", replica="chat-d-0", cluster="east", gpus="4", team="x")
     )
 
     assert target == Target(
@@ -51,30 +52,12 @@ def test_a_target_without_service_or_role_is_shown_not_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({"targets": ["h:1"]}, "t.yaml: expected a list of groups"),
-        (["h:1"], r"\[0\]: expected a mapping"),
-        ([{"labels": {}}], r"\[0\].targets: expected a list"),
-        ([{"targets": [1]}], r"\[0\].targets: expected a list"),
-        ([{"targets": ["h:1"], "labels": ["a"]}], r"\[0\].labels: expected a mapping"),
-        ([group("h")], r"\[0\].targets\[0\]: 'h' must be host:port"),
-        ([group("http://h:1")], "must be host:port"),
-        ([group("h:99999")], "must be host:port"),
-        ([group("h:1/metrics")], "must be host:port"),
-        ([group("u@h:1")], "must be host:port"),
-        ([group("h:1", role="decoder")], "label role is 'decoder', must be one of colocated, prefill"),
-        ([group("h:1", service="Chat!")], "label service"),
-        ([group("h:1", gpus="many")], "label gpus"),
-        ([group("h:1", __scheme__="ftp")], "__scheme__"),
-        ([group("h:1", "h:2", replica="r")], "one replica cannot have 2 targets"),
-        ([group("h:1", replica="r"), group("h:2", replica="r")], "'r' is listed twice"),
-        ([group("h:1", replica="r"), group("h:1", replica="s")], "listed for 'r' and for 's'"),
-    ],
+    ("labels", "gpus"), [({}, 1), ({"gpus": "0"}, 0), ({"gpus": "4"}, 4), ({"gpu_indices": "2,5"}, 2)]
 )
-def test_a_malformed_document_is_refused_with_its_place(document: object, message: str) -> None:
-    with pytest.raises(TargetsError, match=message):
-        parse_file_sd(document, file="t.yaml")
+def test_a_target_has_one_gpu_unless_it_is_said(labels: dict[str, str], gpus: int) -> None:
+    (target,) = parse(group("h:1", **labels))
+
+    assert target.gpus == gpus
 
 
 def replica(name: str, *, address: str = "http://h:1", routable: bool = True) -> actuator_pb2.Replica:

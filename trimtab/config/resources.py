@@ -36,7 +36,8 @@ API_VERSION: Final = "trimtab.dev/v1"
 MAX_ROLES = 3
 MAX_POOL_GPUS = 4096
 MAX_GPUS_PER_NODE = 64
-_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+NAME_PATTERN: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""Names of services, pools and policies, to be matched in full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class ResourceError(ValueError):
 
 
 def _check_name(value: str) -> str:
-    if not _NAME.match(value):
+    if NAME_PATTERN.fullmatch(value) is None:
         raise ValueError("use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit")
     return value
 

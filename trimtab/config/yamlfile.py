@@ -53,14 +53,20 @@ def parse_yaml_documents(text: str, *, source: str) -> list[object]:
         raise YamlError(f"{source}: {detail[0]}") from error
 
 
-def read_yaml_documents(path: Path) -> list[object]:
-    """The documents of a file. Raises ``YamlError`` for a file that cannot be read, too."""
+def read_bounded_text(path: Path) -> str:
+    """The text of a file of at most 4 MiB. Raises ``YamlError``, whatever the file should hold."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_YAML_BYTES + 1)
-        text = raw.decode("utf-8")
+        if len(raw) > MAX_YAML_BYTES:
+            raise YamlError(f"{path}: larger than {MAX_YAML_BYTES} bytes")
+        return raw.decode("utf-8")
     except OSError as error:
         raise YamlError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise YamlError(f"{path}: not UTF-8 at byte {error.start}") from error
-    return parse_yaml_documents(text, source=str(path))
+
+
+def read_yaml_documents(path: Path) -> list[object]:
+    """The documents of a file. Raises ``YamlError`` for a file that cannot be read, too."""
+    return parse_yaml_documents(read_bounded_text(path), source=str(path))

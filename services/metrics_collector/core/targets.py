@@ -1,33 +1,24 @@
 """Scrape targets: what file_sd documents and actuators list, as one entry per server.
 
-A file_sd document is a list of groups, ``{"targets": ["host:port", …], "labels": {…}}``. The labels ``service``,
-``role``, ``replica``, ``cluster`` and ``gpus`` place a target, ``__scheme__`` is http or https; others are ignored,
-since the same file may serve Prometheus.
+Of a file_sd document the labels ``service``, ``role``, ``replica``, ``cluster``, ``gpus`` and ``gpu_indices`` place a
+target (``trimtab.config.file_sd``). A replica without one goes by its address; it has one GPU unless it is said.
 
 Actuators are the reference: where one is configured, only replicas that it lists as routable count. Without any, every
 target with a service and a role counts. What does not count is scraped and shown.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
+from trimtab.config.file_sd import FileSdTarget
 from trimtab.words import Role
 
 FILE_SD = "file_sd"
-MAX_TARGETS_PER_FILE = 100_000
 
 ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {role.value: types_pb2.Role.ValueType(role.number) for role in Role}
 """As people write it, such as ``prefill-ffn`` → as the API has it."""
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_MAX_TARGET_ID = 253
-
-
-class TargetsError(Exception):
-    """A targets document is refused; the message says where it is wrong and what would be right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,90 +42,23 @@ class Target:
         return bool(self.service) and self.role != types_pb2.ROLE_UNSPECIFIED
 
 
-def parse_file_sd(document: object, *, file: str) -> tuple[Target, ...]:
-    """The targets of one document, as read from JSON or YAML, by id. Raises ``TargetsError``.
+def from_file_sd(listed: FileSdTarget) -> Target:
+    """The target of an entry of a document.
 
-    ``counted`` is set for every target that is placed; ``merge_targets`` takes it back where an actuator decides.
+    ``counted`` is set when it is placed; ``merge_targets`` takes it back where an actuator decides.
     """
-    if not isinstance(document, list):
-        raise TargetsError(f"{file}: expected a list of groups, each with targets and labels")
-    found: dict[str, Target] = {}
-    addresses: dict[str, str] = {}
-    for index, group in enumerate(document):
-        for target in _group(group, place=f"{file}: [{index}]"):
-            known = found.get(target.target_id)
-            if known == target:
-                continue
-            if known is not None:
-                raise TargetsError(f"{file}: [{index}]: {target.target_id!r} is listed twice, differently")
-            if target.address in addresses:
-                raise TargetsError(
-                    f"{file}: [{index}]: {target.address} is listed for {addresses[target.address]!r} and for "
-                    f"{target.target_id!r}"
-                )
-            found[target.target_id] = target
-            addresses[target.address] = target.target_id
-    if len(found) > MAX_TARGETS_PER_FILE:
-        raise TargetsError(f"{file}: more than {MAX_TARGETS_PER_FILE} targets")
-    return tuple(found[target_id] for target_id in sorted(found))
-
-
-def _group(group: object, *, place: str) -> list[Target]:
-    if not isinstance(group, dict):
-        raise TargetsError(f"{place}: expected a mapping with targets and labels")
-    addresses = group.get("targets")
-    if not isinstance(addresses, list) or not all(isinstance(item, str) for item in addresses):
-        raise TargetsError(f"{place}.targets: expected a list of host:port")
-    labels = group.get("labels") or {}
-    if not isinstance(labels, dict):
-        raise TargetsError(f"{place}.labels: expected a mapping of text to text")
-    texts = {str(key): str(value) for key, value in labels.items()}
-    if texts.get("replica") and len(addresses) > 1:
-        raise TargetsError(f"{place}.labels.replica: one replica cannot have {len(addresses)} targets")
-    return [_target(address, texts, place=f"{place}.targets[{index}]") for index, address in enumerate(addresses)]
-
-
-def _target(address: str, labels: Mapping[str, str], *, place: str) -> Target:
-    scheme = labels.get("__scheme__", "http")
-    if scheme not in ("http", "https"):
-        raise TargetsError(f"{place}: __scheme__ is {scheme!r}, must be http or https")
-    host_and_port = _host_and_port(address, place=place)
-    service = labels.get("service", "")
-    if service and _NAME.fullmatch(service) is None:
-        raise TargetsError(f"{place}: label service is {service!r}; a name has lower-case letters, digits and hyphens")
-    role_name = labels.get("role", "")
-    if role_name and role_name not in ROLES:
-        raise TargetsError(f"{place}: label role is {role_name!r}, must be one of {', '.join(ROLES)}")
-    gpus = labels.get("gpus", "1")
-    if not (gpus.isascii() and gpus.isdigit() and int(gpus) <= 1024):
-        raise TargetsError(f"{place}: label gpus is {gpus!r}, must be a number from 0 to 1024")
-    replica = labels.get("replica", "") or host_and_port
-    if len(replica) > _MAX_TARGET_ID or not replica.isprintable():
-        raise TargetsError(f"{place}: label replica is {replica[:80]!r}, which is no name")
-    role = ROLES[role_name] if role_name else types_pb2.ROLE_UNSPECIFIED
+    labels = listed.labels
     return Target(
-        target_id=replica,
-        address=f"{scheme}://{host_and_port}",
-        service=service,
-        role=role,
-        replica=replica,
-        cluster=labels.get("cluster", ""),
-        gpus=int(gpus),
+        target_id=listed.replica,
+        address=listed.url,
+        service=labels.service,
+        role=ROLES[labels.role.value] if labels.role is not None else types_pb2.ROLE_UNSPECIFIED,
+        replica=listed.replica,
+        cluster=labels.cluster,
+        gpus=labels.gpus if labels.gpus is not None else len(labels.gpu_indices) or 1,
         source=FILE_SD,
-        counted=bool(service) and role != types_pb2.ROLE_UNSPECIFIED,
+        counted=bool(labels.service) and labels.role is not None,
     )
-
-
-def _host_and_port(address: str, *, place: str) -> str:
-    wanted = "must be host:port"
-    try:
-        parts = urlsplit(f"//{address}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise TargetsError(f"{place}: {address[:80]!r} {wanted}") from None
-    if not host or port is None or parts.netloc != address or "@" in address or not address.isprintable():
-        raise TargetsError(f"{place}: {address[:80]!r} {wanted}")
-    return address
 
 
 def from_replica(replica: actuator_pb2.Replica, *, cluster: str) -> Target:

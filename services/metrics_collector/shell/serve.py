@@ -5,7 +5,7 @@ import structlog
 
 from metrics_collector.core.dialect import VLLM_V1
 from metrics_collector.core.exposition import PageReader
-from metrics_collector.core.targets import TargetsError, merge_targets
+from metrics_collector.core.targets import merge_targets
 from metrics_collector.shell.archive import Archive
 from metrics_collector.shell.fetch import Fetcher
 from metrics_collector.shell.metrics import FleetMetrics, ScrapeMetrics
@@ -17,6 +17,7 @@ from metrics_collector.shell.sources import ActuatorTargets, FileTargets, load_f
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
+from trimtab.config.file_sd import FileSdError
 from trimtab.errors import StartupError
 from trimtab.rpc.clients import ClientTls, channel
 from trimtab.rpc.run import ServiceContext, run_until_stopped
@@ -62,7 +63,7 @@ def _check_files(settings: CollectorSettings) -> None:
         if path.exists():
             try:
                 load_file(path)
-            except TargetsError as error:
+            except FileSdError as error:
                 raise StartupError(str(error)) from error
 
 

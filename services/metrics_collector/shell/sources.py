@@ -4,16 +4,15 @@ A document that cannot be read keeps its last good targets, says so once and is 
 actuator that is lost keeps its last replicas: what they serve does not depend on it.
 """
 
-import json
 from collections.abc import AsyncIterable, Callable, Sequence
 from pathlib import Path
 
 import grpc
 import structlog
 
-from metrics_collector.core.targets import Target, TargetsError, from_replica, parse_file_sd
+from metrics_collector.core.targets import Target, from_file_sd, from_replica
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
-from trimtab.config.yamlfile import MAX_YAML_BYTES, YamlError, read_yaml_documents
+from trimtab.config.file_sd import FileSdError, file_stamp, read_file_sd
 from trimtab.rpc.run import ServiceContext
 from trimtab.rpc.watch import follow
 
@@ -21,32 +20,8 @@ log = structlog.get_logger(__name__)
 
 
 def load_file(path: Path) -> tuple[Target, ...]:
-    """The targets of one document. Raises ``TargetsError`` with one line that names the file."""
-    if path.suffix == ".json":
-        document = _read_json(path)
-    else:
-        try:
-            documents = read_yaml_documents(path)
-        except YamlError as error:
-            raise TargetsError(str(error)) from error
-        if len(documents) > 1:
-            raise TargetsError(f"{path}: expected one document, found {len(documents)}")
-        document = documents[0] if documents else []
-    return parse_file_sd(document, file=str(path))
-
-
-def _read_json(path: Path) -> object:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_YAML_BYTES + 1)
-        if len(raw) > MAX_YAML_BYTES:
-            raise TargetsError(f"{path}: larger than {MAX_YAML_BYTES} bytes")
-        document: object = json.loads(raw)
-    except OSError as error:
-        raise TargetsError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise TargetsError(f"{path}: not JSON: {error}") from error
-    return document
+    """The targets of one document. Raises ``FileSdError`` with one line that names the file."""
+    return tuple(from_file_sd(listed) for listed in read_file_sd(path))
 
 
 class FileTargets:
@@ -68,13 +43,13 @@ class FileTargets:
         """Look at every file once. Raises nothing."""
         changed = False
         for path in self._paths:
-            stamp = _stamp(path)
+            stamp = file_stamp(path)
             if path in self._seen and self._seen[path] == stamp:
                 continue
             self._seen[path] = stamp
             try:
                 targets = load_file(path)
-            except TargetsError as error:
+            except FileSdError as error:
                 kept = len(self._targets.get(path, ()))
                 self.errors[path] = str(error)
                 log.warning("targets file refused, the last good one stays", error=str(error), targets=kept)
@@ -91,14 +66,6 @@ class FileTargets:
         """Poll until the service stops."""
         while not await context.pause(interval_s):
             self.poll()
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 class ActuatorTargets:
