@@ -145,8 +145,11 @@ class ClusterMachine(RuleBasedStateMachine):
         dead = {name for name in left if rig.servers[name].exited}
         # A dead sleeper is made again once its GPU is free, for it would come up awake.
         expected = {name: LifeCycle.FAILED if name in dead else LifeCycle.SLEEPING for name in left}
-        assert left == expected, [o for o in rig.memory.operations.values() if not o.finished]
-        assert sorted(name for name, replica in rig.memory.replicas.items() if replica.routable) == ["a-0", "b-1"]
+        assert left == expected, rig.memory.operations
+        assert sorted(name for name, replica in rig.memory.replicas.items() if replica.routable) == [
+            "a-0",
+            "b-1",
+        ], rig.memory.operations
 
 
 ClusterMachine.TestCase.settings = settings(

@@ -215,7 +215,7 @@ async def test_a_targets_file_that_cannot_be_used_ends_the_start_with_one_line(s
     stack.start_actuator("--backend", "static", "--targets-file", str(targets))
     assert await asyncio.to_thread(stack.processes.running["actuator"].wait, 20) == 1
     lines = stack.processes.log("actuator").splitlines()
-    assert lines[-1] == f"actuator: {targets}: [0]: 'nowhere' is not host:port"
+    assert lines[-1] == f"actuator: {targets}: [0].targets[0]: 'nowhere' must be host:port"
 
 
 async def _heartbeat(stack: Any, *, revision: int, in_flight: dict[str, int] | None = None) -> None:

@@ -505,3 +505,28 @@ def test_an_old_revision_is_refused_and_the_same_one_is_the_same_answer() -> Non
     with pytest.raises(Refused) as caught:
         rig.apply(2, OVERLAY, ["a-0", "a-1"])
     assert caught.value.reason == "REVISION_REUSED"
+
+
+def test_a_store_outage_while_a_dead_server_is_deleted_does_not_strand_its_successor() -> None:
+    rig = up()
+    rig.servers["a-1"].exited = True
+    while rig.life_cycles().get("a-1") != "terminating":
+        rig.step()
+    rig.store_away = True
+    rig.run(2.0)
+    rig.store_away = False
+    rig.run(15.0)
+    assert rig.life_cycles()["a-1"] == "active"
+
+
+def test_a_correction_does_not_show_what_the_newest_state_puts_to_sleep() -> None:
+    rig = up()
+    rig.reboot("a-0")
+    rig.run(1.0)
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    shown = False
+    for _ in range(60):
+        rig.step()
+        shown = shown or rig.memory.replicas["a-0"].routable
+    assert not shown
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}

@@ -199,7 +199,7 @@ def correct(d: Draft) -> None:
     """
     for name in sorted(d.pools):
         pool = d.pools[name]
-        steps = plan_pool(d, pool, frozenset(pool.effective_awake)) if _brought_up(pool) else []
+        steps = plan_pool(d, pool, _kept_up(pool)) if _brought_up(pool) else []
         # Capacity first: what is to be awake comes before what is to sleep.
         for step in sorted(steps, key=lambda step: (step.goal is not Goal.AWAKE, step.replica)):
             if _can_begin(d, step) and _may_correct(d, step.replica):
@@ -210,6 +210,12 @@ def correct(d: Draft) -> None:
         if not replica.spec.pool and name not in claimed and _may_correct(d, name):
             for step in _scaled_steps(d, replica):
                 _open_correction(d, replica.spec.group or name, step, replica.spec.decision_id)
+
+
+def _kept_up(pool: Pool) -> frozenset[str]:
+    """What corrections keep awake; while a newer state is carried out, only what stays awake in it."""
+    kept = frozenset(pool.effective_awake)
+    return kept if pool.settled_revision == pool.state_revision else kept & frozenset(pool.awake)
 
 
 def _can_begin(d: Draft, step: Step) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from actuator.core import holds
 from actuator.core.draft import Draft
-from actuator.core.ledger import blockers, exited, sharing
+from actuator.core.ledger import blockers, sharing
 from actuator.core.lifecycle import timeout_s
 from actuator.core.model import ActionKind, Goal, HoldOwner, LifeCycle, Operation, Replica, Step, StepKind
 from actuator.core.sleeping import await_sleep, fall_asleep, restore, wait_for_return
@@ -182,8 +182,9 @@ def recreate(d: Draft, step: Step, replica: Replica) -> Step:
             del d.replicas[replica.name]
             return phase(forget_request(step), "deleted; creating again")
         return retry(d, forget_request(step), f"could not be deleted: {outcome.error}", permanent=outcome.permanent)
-    if d.now_s < step.not_before_s or not exited(replica, d.world):
+    if d.now_s < step.not_before_s:
         return step
+    # Asked for again after a crash: to the backend that is the same.
     d.move(replica, LifeCycle.TERMINATING)
     d.act(Action(kind=ActionKind.DELETE, replica=replica.name))
     return replace(step, asked=ActionKind.DELETE, phase="its process is gone: deleting it")
