@@ -10,8 +10,8 @@ from actuator_rig import LIMITS, spec
 from aiohttp import web
 from old_vllm import OldVllm
 
-from actuator.core.model import ActionKind, Role
-from actuator.core.world import Action, Outcome, RunState
+from actuator.core.model import ActionKind, Gpu, Role
+from actuator.core.world import Action, Listed, Node, Outcome, RunState
 from actuator.shell.backend import BackendError
 from actuator.shell.executor import Executor
 from actuator.shell.local_backend import LocalBackend
@@ -198,6 +198,50 @@ async def test_a_hung_server_delays_no_other(serve: Callable, client: VllmClient
     await asyncio.sleep(0.3)
     assert observer.complete
     assert not observer.sight("hung").healthy
+    stopping.set()
+    await task
+
+
+class SlowList:
+    """A backend whose list is asked for, and answers only when it is told to, with what there was when it was asked."""
+
+    measures_gpus = False
+
+    def __init__(self, listed: dict[str, Listed]) -> None:
+        self.listed = listed
+        self.may_answer = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def list_replicas(self) -> dict[str, Listed]:
+        before = dict(self.listed)
+        self.asked.set()
+        await self.may_answer.wait()
+        return before
+
+    async def list_nodes(self) -> dict[str, Node]:
+        return {}
+
+    async def gpu_memory(self) -> dict[Gpu, tuple[float, float]]:
+        return {}
+
+
+async def test_a_list_from_before_a_deletion_does_not_bring_the_replica_back(
+    client: VllmClient, eventually: Callable
+) -> None:
+    there = {"assist-0": Listed(spec=spec("assist-0", 0), address="http://127.0.0.1:1", run_state=RunState.RUNNING)}
+    backend = SlowList(there)
+    loop = asyncio.get_running_loop()
+    observer = Observer(backend, client, now_s=loop.time, interval_s=0.02, urgent_interval_s=0.01)
+    stopping = asyncio.Event()
+    task = asyncio.create_task(observer.run(stopping))
+    await backend.asked.wait()
+    backend.listed = {}
+    observer.forget("assist-0")
+    backend.may_answer.set()
+    await eventually(lambda: observer.world(frozenset()).listed is not None)
+    assert observer.world(frozenset()).listed == {}
+    backend.listed = there
+    assert await eventually(lambda: observer.world(frozenset()).listed == there), "made anew under the same name"
     stopping.set()
     await task
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from actuator.core.endpoints import leased
-from actuator.core.model import Gateway, Limits, State
+from actuator.core.model import ActionKind, Gateway, Limits, State
 from actuator.core.tick import Tick, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
 from actuator.shell.executor import Executor
@@ -142,6 +142,8 @@ class Controller:
 
     def on_outcome(self, outcome: Outcome) -> None:
         """An action has ended."""
+        if outcome.ok and outcome.kind is ActionKind.DELETE:
+            self._parts.observer.forget(outcome.replica)
         self._outcomes.append(outcome)
         self.kick()
 

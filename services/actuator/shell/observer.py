@@ -45,6 +45,8 @@ class Observer:
         self._asked_s: dict[str, float] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._backend_error = ""
+        # When each deleted replica was deleted; kept until a list that was asked for later has come.
+        self._deleted_s: dict[str, float] = {}
 
     def listen(self, *, urgent: Callable[[], frozenset[str]], on_news: Callable[[], None]) -> None:
         """``urgent`` names replicas to look at often; ``on_news`` is told that something was seen."""
@@ -54,7 +56,7 @@ class Observer:
     def world(self, busy: frozenset[str]) -> World:
         """Everything as last seen."""
         return World(
-            listed=self._listed,
+            listed=None if self._listed is None else dict(self._listed),
             listed_as_of_s=self._listed_as_of_s,
             nodes=self._nodes,
             gpu_memory=self._memory,
@@ -66,6 +68,13 @@ class Observer:
     def sight(self, name: str) -> Sight | None:
         """The newest look at one server."""
         return self._sights.get(name)
+
+    def forget(self, name: str) -> None:
+        """It was deleted just now: no list that was asked for before may bring it back."""
+        self._deleted_s[name] = self._now_s()
+        if self._listed is not None:
+            self._listed.pop(name, None)
+        self._sights.pop(name, None)
 
     @property
     def complete(self) -> bool:
@@ -107,8 +116,10 @@ class Observer:
         if self._backend_error:
             log.info("the backend answers")
             self._backend_error = ""
-        news = self._listed is None or self._listed != dict(listed)
-        self._listed, self._listed_as_of_s, self._nodes = dict(listed), asked_s, dict(nodes)
+        self._deleted_s = {name: since_s for name, since_s in self._deleted_s.items() if since_s >= asked_s}
+        current = {name: item for name, item in listed.items() if name not in self._deleted_s}
+        news = self._listed != current
+        self._listed, self._listed_as_of_s, self._nodes = current, asked_s, dict(nodes)
         self._memory = {
             gpu: GpuMemory(used_gib=used, memory_gib=total, as_of_s=asked_s) for gpu, (used, total) in memory.items()
         }
@@ -130,6 +141,8 @@ class Observer:
         try:
             before = self._sights.get(name)
             sight = await look(self._client, address, now_s=self._now_s(), misses=before.misses if before else 0)
+            if name not in (self._listed or {}):
+                return
             self._sights[name] = sight
             if before is None or _differs(before, sight) or name in self._urgent():
                 self._on_news()
