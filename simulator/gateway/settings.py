@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import Field
 
-from pydantic import AfterValidator, Field
-
-from trimtab.config.settings import Address, ServiceSettings
-from trimtab.rpc.validate import is_identifier
-
-
-def _checked_name(value: str) -> str:
-    if not is_identifier(value):
-        raise ValueError(f"{value!r} is not a name of lower-case letters, digits and hyphens, at most 63")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_checked_name)]
+from trimtab.config.settings import Address, Name, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):

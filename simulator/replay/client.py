@@ -122,7 +122,7 @@ class _Run:
             self.sent += 1
             if len(self.tasks) >= self.options.max_in_flight:
                 detail = f"{len(self.tasks)} requests were under way"
-                self._record(self._lost(index, Outcome.NOT_SENT, detail))
+                self._record(self._blank(index, Outcome.NOT_SENT, detail))
                 continue
             task = asyncio.create_task(self._send(index, request))
             self.tasks.add(task)
@@ -147,7 +147,7 @@ class _Run:
         except OSError as error:
             failure = (Outcome.CONNECTION, str(error))
         except asyncio.CancelledError:
-            self._record(self._lost(index, Outcome.UNFINISHED, "the replay ended"))
+            self._record(self._blank(index, Outcome.UNFINISHED, "the replay ended"))
             raise
         self._record(self._judged(index, prompt, reading, failure, planned_s, late_s))
 
@@ -209,22 +209,17 @@ class _Run:
         outcome, detail = failure if failure is not None else _judge(answer, request, received, expected)
         first_s = reading.first_s
         answered = outcome is Outcome.OK and first_s is not None
-        return RequestRecord(
-            index=index,
-            service=request.service,
-            arrival_s=request.arrival_s,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
-            outcome=outcome,
+        return dataclasses.replace(
+            self._blank(index, outcome, detail[:_MAX_DETAIL]),
             received_tokens=received,
             late_s=late_s,
             ttft_s=first_s - planned_s if first_s is not None and received else None,
             tpot_s=(reading.last_s - first_s) / (received - 1) if answered and first_s and received > 1 else None,
             e2e_s=reading.last_s - planned_s if answered else None,
-            detail=detail[:_MAX_DETAIL],
         )
 
-    def _lost(self, index: int, outcome: Outcome, detail: str) -> RequestRecord:
+    def _blank(self, index: int, outcome: Outcome, detail: str) -> RequestRecord:
+        """The record of a request without anything of an answer."""
         request = self.requests[index]
         return RequestRecord(
             index=index,

@@ -137,23 +137,13 @@ class Family(abc.ABC):
         return iter(())
 
 
-class Gauge(Family):
-    """A gauge with children by label set."""
-
-    kind = "gauge"
+class _Scalars(Family):
+    """A family whose children, by label set, have one value each."""
 
     def __init__(self, name: str, help_text: str, children: Sequence[Labels] = ((),)) -> None:
         super().__init__(name, help_text)
         self._names = {labels: format_labels(labels) for labels in children}
         self._values = dict.fromkeys(children, 0.0)
-
-    def set(self, value: float, labels: Labels = ()) -> None:
-        """Set one child, adding it when it is new."""
-        if self._values.get(labels) != value:
-            if labels not in self._names:
-                self._names[labels] = format_labels(labels)
-            self._values[labels] = value
-            self._text = None
 
     def value(self, labels: Labels = ()) -> float:
         """A child's value; raises KeyError when there is none."""
@@ -169,7 +159,21 @@ class Gauge(Family):
             yield self.name, f"{self.name}{self._names[labels]} {format_value(value)}"
 
 
-class Counter(Family):
+class Gauge(_Scalars):
+    """A gauge with children by label set."""
+
+    kind = "gauge"
+
+    def set(self, value: float, labels: Labels = ()) -> None:
+        """Set one child, adding it when it is new."""
+        if self._values.get(labels) != value:
+            if labels not in self._names:
+                self._names[labels] = format_labels(labels)
+            self._values[labels] = value
+            self._text = None
+
+
+class Counter(_Scalars):
     """A counter with children by label set; its name ends in `_total`."""
 
     kind = "counter"
@@ -178,10 +182,8 @@ class Counter(Family):
     def __init__(
         self, name: str, help_text: str, children: Sequence[Labels] = ((),), *, created_s: float | None = None
     ) -> None:
-        super().__init__(name, help_text)
+        super().__init__(name, help_text, children)
         self.has_created = created_s is not None
-        self._names = {labels: format_labels(labels) for labels in children}
-        self._values = dict.fromkeys(children, 0.0)
         self._created_s = dict.fromkeys(children, created_s or 0.0)
 
     def add(self, amount: float, labels: Labels = (), *, now_s: float = 0.0) -> None:
@@ -198,19 +200,6 @@ class Counter(Family):
         if self._values[labels] != total:
             self._values[labels] = total
             self._text = None
-
-    def value(self, labels: Labels = ()) -> float:
-        """A child's value; raises KeyError when there is none."""
-        return self._values[labels]
-
-    @property
-    def children(self) -> int:
-        """How many label sets the family has."""
-        return len(self._values)
-
-    def _samples(self) -> Iterator[tuple[str, str]]:
-        for labels, value in self._values.items():
-            yield self.name, f"{self.name}{self._names[labels]} {format_value(value)}"
 
     def _created(self) -> Iterator[tuple[str, float]]:
         for labels, at_s in self._created_s.items():

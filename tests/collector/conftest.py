@@ -16,12 +16,14 @@ from trimtab.api.collector.v1 import collector_pb2_grpc
 from trimtab.rpc.clients import channel
 from trimtab.rpc.run import ServiceContext
 
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 
 @dataclass
 class PageServer:
     """A vLLM server as far as /metrics goes; ``answer`` decides what a request gets."""
 
-    answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    answer: Answer
     requests: list[str] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
@@ -41,15 +43,22 @@ class PageServer:
             self.in_flight -= 1
 
 
-StartServer = Callable[[Callable[[web.Request], Awaitable[web.StreamResponse]]], Awaitable[PageServer]]
+StartServer = Callable[[Answer | bytes], Awaitable[PageServer]]
+
+
+def _always(page: bytes) -> Answer:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    return answer
 
 
 @asynccontextmanager
 async def _page_servers() -> AsyncIterator[StartServer]:
     async with AsyncExitStack() as stack:
 
-        async def start(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> PageServer:
-            server = PageServer(answer)
+        async def start(answer: Answer | bytes) -> PageServer:
+            server = PageServer(_always(answer) if isinstance(answer, bytes) else answer)
             application = web.Application()
             application.router.add_get("/{path:.*}", server.handle)
             running = TestServer(application, host="127.0.0.1")
@@ -63,7 +72,7 @@ async def _page_servers() -> AsyncIterator[StartServer]:
 
 @pytest.fixture
 async def page_server() -> AsyncIterator[StartServer]:
-    """``await page_server(answer)``: one more server, on a port of its own."""
+    """``await page_server(answer)``: one more server, on a port of its own; ``answer`` may be the page itself."""
     async with _page_servers() as start:
         yield start
 

@@ -38,10 +38,7 @@ async def fetching(*, timeout_s: float = 1.0, filter_pages: bool = False) -> Asy
 
 
 async def test_a_page_comes_as_it_is(page_server) -> None:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=b"some 1\n", headers=TEXT)
-
-    server = await page_server(answer)
+    server = await page_server(b"some 1\n")
     async with fetching() as fetcher:
         page = await fetcher.fetch(server.url)
 
@@ -251,14 +248,11 @@ def target(name: str, address: str, *, role: "types_pb2.Role.ValueType" = types_
 
 
 async def test_one_bad_target_never_delays_another(page_server, vllm_page, eventually) -> None:
-    async def good(_request: web.Request) -> web.Response:
-        return web.Response(body=vllm_page(running=1), headers=TEXT)
-
     async def hang(_request: web.Request) -> web.Response:
         await asyncio.sleep(30)
         return web.Response()
 
-    healthy = await page_server(good)
+    healthy = await page_server(vllm_page(running=1))
     hanging = [await page_server(hang) for _ in range(5)]
     async with scraping() as scraper:
         scraper.update(
@@ -294,10 +288,7 @@ async def test_a_failing_target_is_scraped_less_often_and_found_again(page_serve
 
 
 async def test_a_target_that_leaves_takes_its_samples_with_it(page_server, vllm_page, eventually) -> None:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=vllm_page(), headers=TEXT)
-
-    server = await page_server(answer)
+    server = await page_server(vllm_page())
     async with scraping() as scraper:
         scraper.update({"a": target("a", server.url)})
         await eventually(lambda: scraper.statuses["a"].series.latest is not None)
@@ -309,10 +300,7 @@ async def test_a_target_that_leaves_takes_its_samples_with_it(page_server, vllm_
 
 
 async def test_another_address_under_the_same_name_is_another_server(page_server, vllm_page, eventually) -> None:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=vllm_page(generated=10**6), headers=TEXT)
-
-    first, second = await page_server(answer), await page_server(answer)
+    first, second = await page_server(vllm_page(generated=10**6)), await page_server(vllm_page(generated=10**6))
     async with scraping() as scraper:
         scraper.update({"a": target("a", first.url)})
         await eventually(lambda: len(scraper.statuses["a"].series.points) >= 2)
@@ -323,10 +311,7 @@ async def test_another_address_under_the_same_name_is_another_server(page_server
 
 
 async def test_a_changed_label_keeps_the_samples(page_server, vllm_page, eventually) -> None:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=vllm_page(), headers=TEXT)
-
-    server = await page_server(answer)
+    server = await page_server(vllm_page())
     async with scraping() as scraper:
         scraper.update({"a": target("a", server.url)})
         await eventually(lambda: scraper.statuses["a"].series.latest is not None)
@@ -335,10 +320,7 @@ async def test_a_changed_label_keeps_the_samples(page_server, vllm_page, eventua
 
 
 async def test_case_5_a_wedged_server_is_shown_as_stuck(page_server, vllm_page, eventually) -> None:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=vllm_page(running=7, waiting=200, generated=70), headers=TEXT)
-
-    server = await page_server(answer)
+    server = await page_server(vllm_page(running=7, waiting=200, generated=70))
     async with scraping(stuck_after_s=0.3) as scraper:
         scraper.update({"a": target("a", server.url)})
         await eventually(lambda: scraper.statuses["a"].state == pb.TARGET_STATE_STUCK)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.api.common.v1 import types_pb2
+from trimtab.names import is_identifier
 from trimtab.rpc.errors import InvalidRequest
-from trimtab.rpc.validate import Violations, is_identifier
+from trimtab.rpc.validate import Violations
 
 
 def test_all_faults_are_collected_with_their_paths() -> None:

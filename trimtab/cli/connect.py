@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import grpc
 import typer
@@ -24,6 +24,19 @@ from trimtab.rpc.errors import describe
 from trimtab.rpc.tls import ClientTls
 
 T = TypeVar("T")
+
+PAGE_SIZE = 500
+
+
+class _Page(Protocol):
+    """A page of a listing."""
+
+    @property
+    def next_page_token(self) -> str:
+        """Empty on the last page."""
+
+
+P = TypeVar("P", bound=_Page)
 
 
 class CommandError(Exception):
@@ -162,6 +175,18 @@ async def open_services(endpoints: Endpoints) -> AsyncIterator[Services]:
         yield services
     finally:
         await services.close()
+
+
+async def every_item(page: Callable[[str], Awaitable[P]], items: Callable[[P], Iterable[T]]) -> list[T]:
+    """All items of a listing: ``page`` asks for the page of a token, ``items`` takes out what it holds."""
+    found: list[T] = []
+    token = ""
+    while True:
+        answer = await page(token)
+        found += items(answer)
+        token = answer.next_page_token
+        if not token:
+            return found
 
 
 def call(endpoints: Endpoints, work: Callable[[Services], Awaitable[T]]) -> T:

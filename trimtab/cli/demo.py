@@ -28,7 +28,7 @@ from simulator.traces.model import TraceError
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError, Services, endpoints_of
+from trimtab.cli.connect import PAGE_SIZE, CommandError, Services, endpoints_of, every_item
 from trimtab.cli.demo_resources import expected_replicas, resources_of_pass
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.output import console, message_dict
@@ -43,7 +43,6 @@ from trimtab.words import Role
 BRING_UP_SCALE = 0.05
 BRING_UP_TIMEOUT_S = 180.0
 PLAIN_PROGRESS_S = 10.0
-PAGE_SIZE = 500
 PassName = Literal["policy", "static"]
 
 
@@ -311,26 +310,22 @@ async def _fleet_stats(stack: LocalStack) -> FleetStats:
 
 
 async def _operations(services: Services) -> list[actuator_pb2.Operation]:
-    operations: list[actuator_pb2.Operation] = []
-    request = actuator_pb2.ListOperationsRequest(page_size=PAGE_SIZE)
-    while True:
-        page = await services.actuator.ListOperations(request)
-        operations += page.operations
-        if not page.next_page_token:
-            return operations
-        request.page_token = page.next_page_token
+    return await every_item(
+        lambda token: services.actuator.ListOperations(
+            actuator_pb2.ListOperationsRequest(page_size=PAGE_SIZE, page_token=token)
+        ),
+        lambda page: page.operations,
+    )
 
 
 async def all_decisions(services: Services) -> list[decision_pb2.Decision]:
     """Every decision that the engine still has, newest first."""
-    decisions: list[decision_pb2.Decision] = []
-    request = policy_pb2.ListDecisionsRequest(page_size=PAGE_SIZE)
-    while True:
-        page = await services.policy.ListDecisions(request)
-        decisions += page.decisions
-        if not page.next_page_token:
-            return decisions
-        request.page_token = page.next_page_token
+    return await every_item(
+        lambda token: services.policy.ListDecisions(
+            policy_pb2.ListDecisionsRequest(page_size=PAGE_SIZE, page_token=token)
+        ),
+        lambda page: page.decisions,
+    )
 
 
 async def _show_and_keep_decisions(plan: DemoPlan, services: Services) -> None:

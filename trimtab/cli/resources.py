@@ -11,7 +11,7 @@ import yaml
 from rich.table import Table
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.cli.connect import CommandError, Services, call, endpoints_of
+from trimtab.cli.connect import PAGE_SIZE, CommandError, Services, call, endpoints_of, every_item
 from trimtab.cli.output import MISSING, console, print_json
 from trimtab.config.resources import (
     Pool,
@@ -27,7 +27,6 @@ from trimtab.config.resources import (
 )
 from trimtab.config.yamlfile import YamlError, read_yaml_documents
 
-PAGE_SIZE = 500
 _KINDS = {
     "servicepolicy": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
     "servicepolicies": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
@@ -172,27 +171,21 @@ async def _fetch(services: Services, kind: policy_pb2.ResourceKind.ValueType, na
     if kind == policy_pb2.RESOURCE_KIND_POOL:
         if name:
             return [parse_pool((await services.policy.GetPool(policy_pb2.GetPoolRequest(name=name))).pool)]
-        pools: list[Resource] = []
-        token = ""
-        while True:
-            page = await services.policy.ListPools(policy_pb2.ListPoolsRequest(page_size=PAGE_SIZE, page_token=token))
-            pools += [parse_pool(pool) for pool in page.pools]
-            token = page.next_page_token
-            if not token:
-                return pools
+        pools = await every_item(
+            lambda token: services.policy.ListPools(policy_pb2.ListPoolsRequest(page_size=PAGE_SIZE, page_token=token)),
+            lambda page: page.pools,
+        )
+        return [parse_pool(pool) for pool in pools]
     if name:
         reply = await services.policy.GetServicePolicy(policy_pb2.GetServicePolicyRequest(name=name))
         return [parse_service_policy(reply.service_policy)]
-    policies: list[Resource] = []
-    token = ""
-    while True:
-        listing = await services.policy.ListServicePolicies(
+    policies = await every_item(
+        lambda token: services.policy.ListServicePolicies(
             policy_pb2.ListServicePoliciesRequest(page_size=PAGE_SIZE, page_token=token)
-        )
-        policies += [parse_service_policy(policy) for policy in listing.service_policies]
-        token = listing.next_page_token
-        if not token:
-            return policies
+        ),
+        lambda page: page.service_policies,
+    )
+    return [parse_service_policy(policy) for policy in policies]
 
 
 def _table(resources: Sequence[Resource]) -> Table:

@@ -11,10 +11,9 @@ from rich.text import Text
 
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
-from trimtab.cli.connect import Services, call, endpoints_of
+from trimtab.cli.connect import PAGE_SIZE, Services, call, endpoints_of, every_item
 from trimtab.cli.output import MISSING, console, message_dicts, print_json, short_name, time_text
 
-PAGE_SIZE = 1000
 # A server that is new or asleep is as it should be.
 _FINE = (
     collector_pb2.TARGET_STATE_UP,
@@ -25,14 +24,12 @@ _FINE = (
 
 async def fetch_targets(services: Services, service: str = "") -> list[collector_pb2.Target]:
     """Every target, page by page."""
-    targets: list[collector_pb2.Target] = []
-    request = collector_pb2.ListTargetsRequest(service=service, page_size=PAGE_SIZE)
-    while True:
-        page = await services.collector.ListTargets(request)
-        targets += page.targets
-        if not page.next_page_token:
-            return targets
-        request.page_token = page.next_page_token
+    return await every_item(
+        lambda token: services.collector.ListTargets(
+            collector_pb2.ListTargetsRequest(service=service, page_size=PAGE_SIZE, page_token=token)
+        ),
+        lambda page: page.targets,
+    )
 
 
 def failing(targets: Iterable[collector_pb2.Target]) -> list[collector_pb2.Target]:

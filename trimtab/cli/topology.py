@@ -10,10 +10,8 @@ from rich.tree import Tree
 
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.cli.connect import Services, call, endpoints_of
+from trimtab.cli.connect import PAGE_SIZE, Services, call, endpoints_of, every_item
 from trimtab.cli.output import console, message_dict, message_dicts, print_json, short_name
-
-PAGE_SIZE = 500
 
 
 def topology_command(
@@ -36,16 +34,13 @@ async def _fetch(
     services: Services, cluster: str
 ) -> tuple[scheduler_pb2.GetTopologyResponse, list[scheduler_pb2.DeploymentGroup]]:
     topology = await services.prescheduler.GetTopology(scheduler_pb2.GetTopologyRequest(cluster=cluster))
-    groups: list[scheduler_pb2.DeploymentGroup] = []
-    token = ""
-    while True:
-        page = await services.prescheduler.ListDeploymentGroups(
+    groups = await every_item(
+        lambda token: services.prescheduler.ListDeploymentGroups(
             scheduler_pb2.ListDeploymentGroupsRequest(page_size=PAGE_SIZE, page_token=token)
-        )
-        groups += [group for group in page.groups if cluster in ("", group.cluster)]
-        token = page.next_page_token
-        if not token:
-            return topology, groups
+        ),
+        lambda page: page.groups,
+    )
+    return topology, [group for group in groups if cluster in ("", group.cluster)]
 
 
 def _tree(topology: scheduler_pb2.GetTopologyResponse, groups: Sequence[scheduler_pb2.DeploymentGroup]) -> Tree:

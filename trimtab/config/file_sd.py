@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from trimtab.config.resources import NAME_PATTERN
 from trimtab.config.yamlfile import YamlError, parse_yaml_documents, read_bounded_text
+from trimtab.names import is_identifier
 from trimtab.words import Role
 
 MAX_TARGETS: Final = 100_000
@@ -34,7 +34,7 @@ class FileSdError(ValueError):
 
 
 def _service(value: str) -> str:
-    if value and NAME_PATTERN.fullmatch(value) is None:
+    if value and not is_identifier(value):
         raise ValueError("a name has 1 to 63 lower-case letters, digits and hyphens")
     return value
 

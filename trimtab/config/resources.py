@@ -10,7 +10,6 @@ This module knows nothing of files, gRPC or the store.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
@@ -30,14 +29,13 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from trimtab.api.policy.v1 import policy_pb2
+from trimtab.names import is_identifier
 from trimtab.words import Role, TopologyLevel
 
 API_VERSION: Final = "trimtab.dev/v1"
 MAX_ROLES = 3
 MAX_POOL_GPUS = 4096
 MAX_GPUS_PER_NODE = 64
-NAME_PATTERN: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""Names of services, pools and policies, to be matched in full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class ResourceError(ValueError):
 
 
 def _check_name(value: str) -> str:
-    if NAME_PATTERN.fullmatch(value) is None:
+    if not is_identifier(value):
         raise ValueError("use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit")
     return value
 

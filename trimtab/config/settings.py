@@ -23,10 +23,12 @@ from trimtab import __version__
 from trimtab.addresses import is_loopback, split_address
 from trimtab.config.yamlfile import YamlError, read_yaml_documents
 from trimtab.errors import SettingsError
+from trimtab.names import is_identifier
 
 __all__ = [
     "ENV_PREFIX",
     "Address",
+    "Name",
     "ServiceSettings",
     "SettingsError",
     "is_loopback",
@@ -50,6 +52,15 @@ def _checked_store_url(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
+
+
+def _checked_name(value: str) -> str:
+    if not is_identifier(value):
+        raise ValueError(f"{value!r} is not a name of lower-case letters, digits and hyphens, at most 63")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
 """``host:port``; port 0 lets the system choose."""
 
 

@@ -10,15 +10,13 @@ value, since ``raise_if_any`` comes before the first use.
 """
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from trimtab.names import is_identifier
 from trimtab.rpc.errors import InvalidRequest, Violation
 
-MAX_IDENTIFIER_LENGTH = 63
-_IDENTIFIER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _MAX_VIOLATIONS = 100
 
 
@@ -26,11 +24,6 @@ class EnumType(Protocol):
     """A generated protobuf enum, such as ``types_pb2.Role``."""
 
     def Name(self, number: Any) -> str: ...
-
-
-def is_identifier(value: str) -> bool:
-    """Whether ``value`` is a DNS-1123 label of at most 63 characters."""
-    return len(value) <= MAX_IDENTIFIER_LENGTH and _IDENTIFIER.fullmatch(value) is not None
 
 
 class Violations:

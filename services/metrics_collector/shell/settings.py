@@ -1,24 +1,13 @@
 """What the collector can be told."""
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from metrics_collector.core.exposition import MAX_PAGE_BYTES
 from metrics_collector.core.targets import ROLES
 from trimtab.api.common.v1 import types_pb2
-from trimtab.config.settings import Address, ServiceSettings
-from trimtab.rpc.validate import is_identifier
-
-
-def _checked_name(value: str) -> str:
-    if not is_identifier(value):
-        raise ValueError(f"{value!r} is not a name of lower-case letters, digits and hyphens, at most 63")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_checked_name)]
+from trimtab.config.settings import Address, Name, ServiceSettings
 
 
 class CollectorSettings(ServiceSettings):
