@@ -104,6 +104,12 @@ def test_a_bad_resource_is_refused_with_the_path_of_the_field(
     assert words in by_field[field]
 
 
+def test_a_wrong_item_is_not_also_reported_as_a_list_that_is_too_short() -> None:
+    with pytest.raises(ResourceError) as caught:
+        parse_document(edited(POOL, "spec.members.0.initialAwake", -1))
+    assert [item.field for item in caught.value.violations] == ["spec.members[0].initialAwake"]
+
+
 @pytest.mark.parametrize("document", [None, [], "text", 7, {}])
 def test_a_document_that_is_no_resource_is_refused(document: object) -> None:
     with pytest.raises(ResourceError):

@@ -128,6 +128,14 @@ async def test_a_gpu_belongs_to_one_pool(engine):
     assert "belongs to pool one" in field_violations(error)[0].description
 
 
+async def test_a_raised_floor_is_not_held_against_how_the_pool_began(engine):
+    await apply_pool(engine, pool(awake=2))
+    await apply_policy(engine, policy("chat", low=3))
+    assert not (await apply_pool(engine, pool(awake=2))).changed, "the same file may be applied again"
+    error = await refusal(apply_policy(engine, policy("code", low=2)))
+    assert "only 1 fit into the pool's 4 GPUs" in field_violations(error)[0].description
+
+
 async def test_etags_and_repeats(engine):
     first = (await apply_policy(engine, policy("new"))).service_policy
     assert first.metadata.etag

@@ -425,12 +425,19 @@ def _validate(model: type[_R], document: Mapping[str, Any]) -> _R:
     try:
         return model.model_validate(document)
     except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        # pydantic counts only the items that parsed: a list whose one item is wrong would also be "too short".
         raise ResourceError(
             [
                 FieldViolation(field=_path(item["loc"]), description=_describe(item["type"], item["msg"]))
-                for item in error.errors(include_url=False, include_input=False)
+                for item in faults
+                if item["type"] != "too_short" or not any(_is_inside(other["loc"], item["loc"]) for other in faults)
             ]
         ) from None
+
+
+def _is_inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    return len(location) > len(outer) and location[: len(outer)] == outer
 
 
 def _path(location: tuple[int | str, ...]) -> str:

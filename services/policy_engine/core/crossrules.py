@@ -33,7 +33,7 @@ def check_policy(
         found.append(FieldViolation(field="spec.proportional", description=description))
     others = {**policies, policy.name: policy}
     for pool in homes:
-        faults = check_pool(pool, [], others)
+        faults = check_pool(pool, [], others, born=True)
         found += [
             FieldViolation(
                 field="spec", description=f"pool {pool.name} would not hold it: {fault.field}: {fault.description}"
@@ -44,17 +44,27 @@ def check_policy(
     return found
 
 
-def check_pool(pool: Pool, others: Sequence[Pool], policies: Mapping[str, ServicePolicy]) -> list[FieldViolation]:
-    """What is wrong with applying `pool` beside the `others` and the policies of its members."""
+def check_pool(
+    pool: Pool, others: Sequence[Pool], policies: Mapping[str, ServicePolicy], *, born: bool = False
+) -> list[FieldViolation]:
+    """What is wrong with applying `pool` beside the `others` and the policies of its members.
+
+    Of a pool that is `born` already the floors must fit; its members' `initialAwake` is history.
+    """
     found = [*_members(pool, others, policies), *_gpus(pool, others)]
     if found:
         return found
     try:
         overlay = make_overlay(pool, policies)
-        first_awake(pool, policies, overlay)
+        first_awake(_without_initial(pool) if born else pool, policies, overlay)
     except OverlayError as error:
         return [FieldViolation(field=error.field, description=error.description)]
     return []
+
+
+def _without_initial(pool: Pool) -> Pool:
+    members = tuple(member.model_copy(update={"initial_awake": 0}) for member in pool.spec.members)
+    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"members": members})})
 
 
 def _members(pool: Pool, others: Sequence[Pool], policies: Mapping[str, ServicePolicy]) -> list[FieldViolation]:

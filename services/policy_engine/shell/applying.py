@@ -88,7 +88,8 @@ class Applier:
         async with self._engine.lock:
             snapshot = await self._engine.catalog.refresh()
             others = [pool for name, pool in sorted(snapshot.pools.items()) if name != parsed.name]
-            faults = [*self._unknown_cluster(parsed), *check_pool(parsed, others, snapshot.policies)]
+            born = parsed.name in snapshot.pools
+            faults = [*self._unknown_cluster(parsed), *check_pool(parsed, others, snapshot.policies, born=born)]
             if faults:
                 raise _invalid("pool", faults)
             change = _Change(
