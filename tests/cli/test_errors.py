@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
+
+from trimtab.cli.addresses import LocalAddresses
+from trimtab.store import keys
+from trimtab.store.embedded import EmbeddedStore
 
 TRIMTAB = [sys.executable, "-m", "trimtab.cli.main"]
 GOOD = """
@@ -130,3 +135,16 @@ def test_a_service_refuses_an_unknown_setting_with_one_line(package: str, tmp_pa
     line = the_line(done)
     assert "colour" in line
     assert str(config) in line
+
+
+def test_a_store_of_another_release_is_named_with_what_to_do(tmp_path: Path, module_port_base: int) -> None:
+    addresses = LocalAddresses(port_base=module_port_base)
+    store = EmbeddedStore(addresses.port("store"), tmp_path / "store")
+    store.start()
+    try:
+        with redis.Redis(port=addresses.port("store")) as client:
+            client.set(keys.SCHEMA, "0")
+    finally:
+        store.stop()
+    line = the_line(run("up", "--headless", "--port-base", str(module_port_base), "--state-dir", str(tmp_path)))
+    assert "older schema 0" in line

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from typing import Annotated
 
 import typer
 
 from trimtab import __version__
 from trimtab.cli import decisions, demo, replay, resources, status, targets, topology, up
 from trimtab.cli.connect import CommandError, set_endpoints
-from trimtab.cli.output import errors
+from trimtab.cli.output import errors, print_json
 
 app = typer.Typer(
     name="trimtab",
@@ -20,9 +21,17 @@ app = typer.Typer(
 )
 
 
-def version_command() -> None:
+def version_command(as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
     """Versions of Trimtab, Python and gRPC."""
-    print(f"trimtab {__version__} (Python {sys.version.split()[0]}, grpcio {metadata.version('grpcio')})")
+    versions = {
+        "trimtab": __version__,
+        "python": sys.version.split()[0],
+        "grpcio": metadata.version("grpcio"),
+    }
+    if as_json:
+        print_json(versions)
+    else:
+        print(" ".join(f"{name} {version}" for name, version in versions.items()))
 
 
 app.callback()(set_endpoints)
