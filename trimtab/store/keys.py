@@ -168,17 +168,17 @@ def schedule_answer(request_id: str) -> str:
 
 
 def replicas(cluster: str) -> str:
-    """Hash: replica → Replica with its holds and life cycle."""
+    """Hash: replica → its record with holds and life cycle (JSON; the actuator alone reads it)."""
     return owned(actuator(cluster), "replicas")
 
 
 def operations(cluster: str) -> str:
-    """Hash: operation id → Operation."""
+    """Hash: operation id → operation with every step (JSON; the actuator alone reads it)."""
     return owned(actuator(cluster), "operations")
 
 
 def pool_states(cluster: str) -> str:
-    """Hash: pool → the PoolState accepted last."""
+    """Hash: pool → the state accepted last, and how far it is carried out (JSON; the actuator alone reads it)."""
     return owned(actuator(cluster), "pools")
 
 
@@ -198,10 +198,10 @@ def endpoints(cluster: str) -> str:
 
 
 def gateways(cluster: str) -> str:
-    """Hash: gateway → its lease and the revision it acknowledged."""
+    """Hash: gateway → 1; what it acknowledged is kept in memory alone."""
     return owned(actuator(cluster), "gateways")
 
 
 def revisions(cluster: str) -> str:
-    """Hash: ``replicas``, ``endpoints``, ``inventory`` → revision (decimal)."""
+    """Hash: ``meta`` → revisions, fencing tokens seen, request ids (JSON); ``token`` → who wrote last (decimal)."""
     return owned(actuator(cluster), "revisions")
