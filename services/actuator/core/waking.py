@@ -10,8 +10,18 @@ from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.ledger import blockers, sharing
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import ActionKind, Goal, HoldOwner, LifeCycle, Operation, Replica, Step, StepKind
-from actuator.core.sleeping import await_sleep, fall_asleep, restore, wait_for_return
+from actuator.core.model import (
+    ActionKind,
+    Goal,
+    HoldOwner,
+    LifeCycle,
+    Operation,
+    OperationKind,
+    Replica,
+    Step,
+    StepKind,
+)
+from actuator.core.sleeping import ask_sleep, await_sleep, fall_asleep, restore, wait_for_return
 from actuator.core.steps import asked, fail, forget_request, outstanding, phase, retry, succeed
 from actuator.core.world import Action
 
@@ -25,7 +35,7 @@ def toward_awake(d: Draft, operation: Operation, step: Step, replica: Replica) -
     if replica.life_cycle is LifeCycle.SLEEPING:
         return _wake(d, step, replica)
     if replica.life_cycle in (LifeCycle.STARTING, LifeCycle.REACTIVATING):
-        return _prove(d, step, replica)
+        return _prove(d, operation, step, replica)
     return wait_for_return(d, step, replica)
 
 
@@ -63,10 +73,12 @@ def _wake(d: Draft, step: Step, replica: Replica) -> Step:
     return asked(step, ActionKind.WAKE, "waking")
 
 
-def _prove(d: Draft, step: Step, replica: Replica) -> Step:
+def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     """From a running server to a routable one."""
     if outstanding(d, step):
         return step
+    if step.asked is ActionKind.SLEEP:
+        return _await_first_sleep(d, operation, step, replica)
     outcome = d.outcomes.get(replica.name)
     if outcome is not None and step.asked is outcome.kind:
         return _judge(d, step, replica)
@@ -85,7 +97,26 @@ def _prove(d: Draft, step: Step, replica: Replica) -> Step:
     if sight.sleeping and sight.as_of_s > replica.since_s:
         d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address))
         return asked(step, ActionKind.WAKE, "waking")
+    if _must_sleep_once(operation, step, replica):
+        return ask_sleep(d, operation, step, replica)
     return _ask_canary(d, step, replica)
+
+
+def _must_sleep_once(operation: Operation, step: Step, replica: Replica) -> bool:
+    """A first sleep takes many times longer than later ones: at a pool's bring-up it falls into nobody's rescue.
+
+    A replica that is made anew later is wanted at once, so it is spared that.
+    """
+    bring_up = operation.kind is OperationKind.OVERLAY and operation.pool_revision > 0
+    return bring_up and step.kind is StepKind.CREATE and bool(replica.spec.pool) and not replica.slept_once
+
+
+def _await_first_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    outcome = d.outcomes.get(replica.name)
+    if outcome is not None and outcome.kind is ActionKind.SLEEP and outcome.ok:
+        fall_asleep(d, replica, operation.operation_id)
+        return phase(forget_request(step), "slept once; waking")
+    return await_sleep(d, operation, step, replica)
 
 
 def _rival(d: Draft, replica: Replica) -> str:
