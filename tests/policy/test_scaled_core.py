@@ -10,7 +10,8 @@ from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, 
 from policy_engine.core.stabilise import History
 from policy_engine.core.units import ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, Rule
-from trimtab.config.resources import Ratio, ServicePolicy
+from trimtab.config.resources import ServicePolicy
+from trimtab.config.specs import Ratio
 from trimtab.words import Quality, Role
 
 NOW = 10_000.0

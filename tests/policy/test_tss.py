@@ -8,7 +8,7 @@ from policy_engine.core.guards import GuardState, check_guards
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
 from policy_engine.core.tss import ShareState, predicted_z, region_of, share_of
 from policy_engine.core.vocabulary import Region
-from trimtab.config.resources import Guards, TokenServiceShare
+from trimtab.config.specs import Guards, TokenServiceShare
 from trimtab.words import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, prefill_weight=0.05, waiting_weight=8, smoothing=1.0)

@@ -12,30 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from google.protobuf import json_format, message
-from pydantic import (
-    AfterValidator,
-    AliasGenerator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
+from pydantic import Field, ValidationError
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.names import is_identifier
-from trimtab.words import Role, TopologyLevel
+from trimtab.config.specs import Name, PoolSpec, ServicePolicySpec, Spec
 
 API_VERSION: Final = "trimtab.dev/v1"
-MAX_ROLES = 3
-MAX_POOL_GPUS = 4096
-MAX_GPUS_PER_NODE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,260 +39,7 @@ class ResourceError(ValueError):
         super().__init__("; ".join(f"{item.field}: {item.description}" for item in violations))
 
 
-def _check_name(value: str) -> str:
-    if not is_identifier(value):
-        raise ValueError("use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit")
-    return value
-
-
-def _enum_word(prefix: str) -> BeforeValidator:
-    """Takes protobuf's spelling of an enum (ROLE_PREFILL) beside YAML's (prefill)."""
-
-    def convert(value: object) -> object:
-        if isinstance(value, str) and value.startswith(prefix):
-            return value.removeprefix(prefix).lower().replace("_", "-")
-        return value
-
-    return BeforeValidator(convert)
-
-
-Name = Annotated[str, AfterValidator(_check_name)]
-RoleWord = Annotated[Role, _enum_word("ROLE_")]
-LevelWord = Annotated[TopologyLevel, _enum_word("TOPOLOGY_LEVEL_")]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Tolerance = Annotated[float, Field(ge=0, lt=1)]
-
-
-class _Spec(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        alias_generator=AliasGenerator(alias=to_camel),
-        populate_by_name=True,
-    )
-
-
-class Slo(_Spec):
-    """Latency targets of the service's SLO class, in seconds, at the 95th percentile."""
-
-    ttft_s: Seconds
-    tpot_s: Seconds
-
-
-class RoleSpec(_Spec):
-    """Bounds and shape of one role. Bounds live here alone; pools only list members."""
-
-    role: RoleWord
-    min_replicas: int = Field(0, ge=0, le=100_000)
-    max_replicas: int = Field(ge=1, le=100_000)
-    gpus_per_replica: int = Field(1, ge=1, le=MAX_GPUS_PER_NODE)
-    gpu_types: tuple[str, ...] = Field((), max_length=16)
-    profile: str = Field("", max_length=128)
-
-    @model_validator(mode="after")
-    def _bounds_are_alive(self) -> Self:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(f"minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
-        return self
-
-
-class TokenServiceShare(_Spec):
-    """TRE section III: the six scalars of a (model, SLO class) profile, and the hysteresis of its regions.
-
-    The defaults of the weights and of `smoothing` are the ones that ranked best in the fixed-capacity sweeps.
-    """
-
-    prefill_weight: float = Field(0.05, ge=0, le=10)
-    waiting_weight: float = Field(8.0, ge=0, le=1000)
-    smoothing: float = Field(1.0, gt=0, le=1)
-    theta_tps: float = Field(gt=0, le=1e6)
-    critical_below: float = Field(0.8, gt=0, lt=1)
-    surplus_above: float = Field(1.3, gt=1, le=100)
-    hysteresis: float = Field(0.05, ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _regions_stay_apart(self) -> Self:
-        if self.critical_below + self.hysteresis >= self.surplus_above - self.hysteresis:
-            raise ValueError("criticalBelow + hysteresis must stay below surplusAbove − hysteresis")
-        return self
-
-
-MetricWord = Annotated[Literal["decode-tps", "prefill-tps"], _enum_word("PROPORTIONAL_METRIC_")]
-
-
-class Proportional(_Spec):
-    """HeteroScale's proportional policy: `metric` per replica should be `target_per_replica` tokens per second."""
-
-    metric: MetricWord = "decode-tps"
-    target_per_replica: float = Field(gt=0, le=1e9)
-    scale_out_tolerance: Tolerance = 0.1
-    scale_in_tolerance: Tolerance = 0.1
-    scale_out_cooling_s: float = Field(15.0, ge=0, le=86_400)
-    scale_in_cooling_s: float = Field(60.0, ge=0, le=86_400)
-    stabilization_window_s: float = Field(60.0, ge=0, le=86_400)
-    max_step_units: int = Field(0, ge=0, le=100_000)
-    drain_horizon_s: Seconds = 30.0
-
-
-class Ratio(_Spec):
-    """The P/D ratio, such as 1:5. `strict`: whole units only; else decode is counted singly."""
-
-    prefill: int = Field(ge=1, le=64)
-    decode: int = Field(ge=1, le=64)
-    strict: bool = False
-
-
-class LatencyBrake(_Spec):
-    """Floors from latency: at `alpha` × target 1.2 × the replicas, at `beta` × target 1.1 ×, and no scale-in."""
-
-    ttft_target_s: Seconds | None = None
-    tbt_target_s: Seconds | None = None
-    alpha: float = Field(1.0, gt=0, le=10)
-    beta: float = Field(0.8, gt=0, le=10)
-
-    @model_validator(mode="after")
-    def _has_a_target(self) -> Self:
-        if self.ttft_target_s is None and self.tbt_target_s is None:
-            raise ValueError("give ttftTargetS, tbtTargetS or both")
-        if self.beta > self.alpha:
-            raise ValueError(f"beta {self.beta} is above alpha {self.alpha}")
-        return self
-
-
-class GuardLimit(_Spec):
-    """`soft`: no donor beyond it; `hard`: rescued beyond it."""
-
-    soft: float | None = Field(None, gt=0, le=86_400)
-    hard: float | None = Field(None, gt=0, le=86_400)
-
-    @model_validator(mode="after")
-    def _soft_before_hard(self) -> Self:
-        if self.soft is not None and self.hard is not None and self.soft > self.hard:
-            raise ValueError(f"soft {self.soft} is above hard {self.hard}")
-        return self
-
-
-class Guards(_Spec):
-    """Limits on latencies (seconds) and on KV-cache usage (0 to 1)."""
-
-    ttft_p95_s: GuardLimit | None = None
-    tpot_p95_s: GuardLimit | None = None
-    kv_usage_ratio: GuardLimit | None = None
-
-
-class ServicePolicySpec(_Spec):
-    """What the policy engine has to know about one service."""
-
-    model: str = Field(min_length=1, max_length=256)
-    slo: Slo
-    roles: tuple[RoleSpec, ...] = Field(min_length=1, max_length=MAX_ROLES)
-    priority: int = Field(0, ge=-1000, le=1000)
-    token_service_share: TokenServiceShare | None = None
-    proportional: Proportional | None = None
-    ratio: Ratio | None = None
-    latency_brake: LatencyBrake | None = None
-    guards: Guards | None = None
-    affinity: LevelWord = TopologyLevel.CLUSTER
-    staleness_s: Seconds = 15.0
-    allow_partial: bool = False
-
-    @field_validator("affinity", mode="before")
-    @classmethod
-    def _unset_affinity(cls, value: object) -> object:
-        return TopologyLevel.CLUSTER if value in (None, "TOPOLOGY_LEVEL_UNSPECIFIED") else value
-
-    @model_validator(mode="after")
-    def _roles_belong_together(self) -> Self:
-        words = [role.role for role in self.roles]
-        if sorted(words) not in ([Role.COLOCATED], [Role.DECODE, Role.PREFILL]):
-            raise ValueError("roles are one colocated role, or prefill and decode")
-        disaggregated = Role.DECODE in words
-        if self.ratio is not None and not disaggregated:
-            raise ValueError("ratio needs the roles prefill and decode")
-        if self.proportional is not None and disaggregated and self.ratio is None:
-            raise ValueError("a scaled service with prefill and decode needs a ratio")
-        if self.latency_brake is not None and self.proportional is None:
-            raise ValueError("latencyBrake works beside proportional, which is not given")
-        if self.proportional is None and self.token_service_share is None:
-            raise ValueError("give proportional (a scaled service) or tokenServiceShare (a pooled one)")
-        return self
-
-    def role(self, role: Role) -> RoleSpec | None:
-        """The role's spec, or None when the service has no such role."""
-        return next((spec for spec in self.roles if spec.role == role), None)
-
-
-class NodeGpus(_Spec):
-    """GPUs of one node."""
-
-    node: str = Field(min_length=1, max_length=253)
-    gpu_indices: tuple[Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)], ...] = Field(
-        min_length=1, max_length=MAX_GPUS_PER_NODE
-    )
-
-    @field_validator("gpu_indices")
-    @classmethod
-    def _each_once(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(value)) != len(value):
-            raise ValueError("a GPU is named twice")
-        return value
-
-
-class GpuSet(NodeGpus):
-    """The GPUs of one replica of a pool."""
-
-
-class PoolMember(_Spec):
-    """A service whose replicas live in the pool; floors and ceilings are its ServicePolicy's."""
-
-    service: Name
-    role: RoleWord = Role.COLOCATED
-    initial_awake: int = Field(0, ge=0, le=MAX_POOL_GPUS)
-    overlay: tuple[GpuSet, ...] = Field((), max_length=MAX_POOL_GPUS)
-
-
-class PoolSpec(_Spec):
-    """A fixed set of GPUs of one cluster shared by hot-switched services."""
-
-    cluster: Name
-    gpus: tuple[NodeGpus, ...] = Field(min_length=1, max_length=MAX_POOL_GPUS)
-    members: tuple[PoolMember, ...] = Field(min_length=1, max_length=256)
-    rescue_interval_s: Seconds = 5.0
-    rebalance_interval_s: Seconds = 10.0
-    residence_s: float = Field(20.0, ge=0, le=86_400)
-    drain_timeout_s: Seconds = 10.0
-    sleep_level: Literal[1, 2] = 1
-
-    @property
-    def budget_gpus(self) -> int:
-        """The pool's size: its GPUs, counted."""
-        return sum(len(entry.gpu_indices) for entry in self.gpus)
-
-    @model_validator(mode="after")
-    def _sets_are_consistent(self) -> Self:
-        nodes = [entry.node for entry in self.gpus]
-        if len(set(nodes)) != len(nodes):
-            raise ValueError("gpus names a node twice")
-        if self.budget_gpus > MAX_POOL_GPUS:
-            raise ValueError(f"a pool has at most {MAX_POOL_GPUS} GPUs")
-        keys = [(member.service, member.role) for member in self.members]
-        if len(set(keys)) != len(keys):
-            raise ValueError("members names a service and role twice")
-        if self.rebalance_interval_s < self.rescue_interval_s:
-            raise ValueError("rebalanceIntervalS is below rescueIntervalS")
-        owned = {(entry.node, index) for entry in self.gpus for index in entry.gpu_indices}
-        for member in self.members:
-            for gpu_set in member.overlay:
-                outside = [index for index in gpu_set.gpu_indices if (gpu_set.node, index) not in owned]
-                if outside:
-                    raise ValueError(
-                        f"the overlay of {member.service} uses GPU {outside[0]} of {gpu_set.node}, not in gpus"
-                    )
-        return self
-
-
-class Metadata(_Spec):
+class Metadata(Spec):
     """A resource's name, and what the server adds."""
 
     name: Name
@@ -318,7 +50,7 @@ class Metadata(_Spec):
     paused: bool = False
 
 
-class ServicePolicy(_Spec):
+class ServicePolicy(Spec):
     """One model with one SLO class; its name is the service's."""
 
     api_version: Literal["trimtab.dev/v1"] = API_VERSION
@@ -332,7 +64,7 @@ class ServicePolicy(_Spec):
         return self.metadata.name
 
 
-class Pool(_Spec):
+class Pool(Spec):
     """A pool of GPUs."""
 
     api_version: Literal["trimtab.dev/v1"] = API_VERSION

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policy_engine.core.signals import RoleSignals, Signal
-from trimtab.config.resources import GuardLimit, Guards
+from trimtab.config.specs import GuardLimit, Guards
 
 
 @dataclass(frozen=True, slots=True)

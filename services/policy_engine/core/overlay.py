@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from policy_engine.core.vocabulary import MemberKey
-from trimtab.config.resources import Pool, PoolMember, ServicePolicy
+from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.specs import PoolMember
 from trimtab.words import Role
 
 Gpu = tuple[str, int]

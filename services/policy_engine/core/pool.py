@@ -15,7 +15,8 @@ from policy_engine.core.overlay import OverlayReplica, adopt_awake, first_awake,
 from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
 from policy_engine.core.tss import Share, ShareState, share_of
 from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, MemberKey, Rule
-from trimtab.config.resources import Pool, PoolMember, ServicePolicy
+from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.specs import PoolMember
 from trimtab.words import Role
 
 RETRY_FIRST_S = 10.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing
 from policy_engine.core.units import UnitShape, ceil_units
 from policy_engine.core.vocabulary import Clamp, ClampKind, Rule
-from trimtab.config.resources import LatencyBrake, Proportional, ServicePolicySpec
+from trimtab.config.specs import LatencyBrake, Proportional, ServicePolicySpec
 from trimtab.words import Quality, Role
 
 SEVERE_FACTOR = 1.2

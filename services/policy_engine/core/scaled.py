@@ -21,7 +21,8 @@ from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door,
 from policy_engine.core.stabilise import History, bound, remember, stabilise
 from policy_engine.core.units import RoleCounts, UnitBounds, UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, Rule
-from trimtab.config.resources import Proportional, ServicePolicy
+from trimtab.config.resources import ServicePolicy
+from trimtab.config.specs import Proportional
 from trimtab.words import Role
 
 

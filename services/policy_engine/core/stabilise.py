@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from policy_engine.core.recommend import Recommendation
 from policy_engine.core.units import UnitBounds
 from policy_engine.core.vocabulary import Clamp, ClampKind, Rule
-from trimtab.config.resources import Proportional
+from trimtab.config.specs import Proportional
 
 MAX_RING = 4096
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.vocabulary import Region
-from trimtab.config.resources import TokenServiceShare
+from trimtab.config.specs import TokenServiceShare
 from trimtab.words import Quality, Role
 
 NOTHING_WAITING = 1e-3

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, floor
 
-from trimtab.config.resources import Ratio, ServicePolicySpec
+from trimtab.config.specs import Ratio, ServicePolicySpec
 from trimtab.words import Role
 
 RoleCounts = tuple[tuple[Role, int], ...]

@@ -12,13 +12,7 @@ from typing import Final, TypeVar
 import structlog
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.config.resources import (
-    Pool,
-    ResourceError,
-    ServicePolicy,
-    parse_pool,
-    parse_service_policy,
-)
+from trimtab.config.resources import Pool, ResourceError, ServicePolicy, parse_pool, parse_service_policy
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.documents import Document, Documents

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trimtab.config.resources import Name
+from trimtab.config.specs import Name
 from trimtab.config.settings import Address, ServiceSettings
 
 
