@@ -96,6 +96,37 @@ async def test_an_invalid_request_names_each_field(start_demo: Start) -> None:
     assert errors.describe(caught) == "invalid argument: a.b: is required; c[0]: is 3, must be at most 2"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.NotFound("NO_SUCH", "no " + "é" * 5_000_000, {"name": "n" * 100_000}),
+        errors.InvalidRequest([errors.Violation(f"a[{i}]", "é" * 500) for i in range(100)]),
+        errors.InvalidRequest([errors.Violation("f" * 100_000, "is \ud800 no text")]),
+    ],
+)
+async def test_an_error_of_any_size_arrives_whole_in_kind(start_demo: Start, error: errors.RpcError) -> None:
+    demo = await start_demo()
+    demo.servicer.behaviour = raising(error)
+    async with grpc.aio.insecure_channel(demo.address) as raw:
+        caught = await refused(collector_pb2_grpc.CollectorServiceStub(raw), timeout=5)
+    assert (caught.code(), errors.error_reason(caught)) == (error.code, error.reason)
+    sent = sum(len(key) + len(value) for key, value in caught.trailing_metadata() or ())
+    assert sent * 4 / 3 + 3 * len((caught.details() or "").encode()) < 8192
+    if isinstance(error, errors.InvalidRequest) and len(error.violations) > 1:
+        assert errors.field_violations(caught)[-1].description == "and 95 more"
+
+
+@pytest.mark.parametrize("method", ["ListTargets", "WatchObservations"])
+async def test_bytes_that_are_no_request_are_refused_as_such(start_demo: Start, method: str) -> None:
+    demo = await start_demo()
+    async with grpc.aio.insecure_channel(demo.address) as raw:
+        open_call = raw.unary_stream if method.startswith("Watch") else raw.unary_unary
+        call = open_call(f"/{SERVICE}/{method}")(b"\xff\xff\xff", timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (call.read() if method.startswith("Watch") else call)
+    assert (caught.value.code().name, errors.error_reason(caught.value)) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+
+
 async def test_a_failing_upstream_is_told_apart_from_a_defect(start_demo: Start) -> None:
     upstream, demo = await start_demo(), await start_demo()
     upstream_stub = upstream.stub()

@@ -13,7 +13,12 @@ from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "trimtab.dev"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
-_MAX_MESSAGE_CHARACTERS = 2000
+# A status travels in trailing metadata, for which gRPC lets 8 KiB pass: texts are cut so that the error arrives.
+_MAX_MESSAGE_BYTES = 800
+_MAX_METADATA_VALUE_BYTES = 200
+_MAX_VIOLATIONS_BYTES = 2400
+_MAX_FIELD_BYTES = 200
+_MAX_DESCRIPTION_BYTES = 400
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,9 @@ class Violation:
 
     field: str
     description: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.description}" if self.field else self.description
 
 
 class RpcError(Exception):
@@ -42,27 +50,33 @@ class RpcError(Exception):
     def to_status(self) -> status_pb2.Status:
         """The status as it goes over the wire."""
         code: tuple[int, str] = self.code.value
-        status = status_pb2.Status(code=code[0], message=self.message[:_MAX_MESSAGE_CHARACTERS])
-        status.details.add().Pack(
-            error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata)
-        )
+        status = status_pb2.Status(code=code[0], message=_clip(self.message, _MAX_MESSAGE_BYTES))
+        metadata = {key: _clip(value, _MAX_METADATA_VALUE_BYTES) for key, value in self.metadata.items()}
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=metadata))
         return status
 
 
 class InvalidRequest(RpcError):
-    """INVALID_ARGUMENT: the request does not parse; one violation per field."""
+    """INVALID_ARGUMENT: the request does not parse; one violation per field, the last counts those left out."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
     def __init__(self, violations: Sequence[Violation], reason: str = "INVALID_REQUEST") -> None:
         self.violations = tuple(violations)
-        super().__init__(reason, "; ".join(f"{item.field}: {item.description}" for item in self.violations))
+        super().__init__(reason, "; ".join(map(str, self.violations)))
 
     def to_status(self) -> status_pb2.Status:
         status = super().to_status()
         bad_request = error_details_pb2.BadRequest()
-        for item in self.violations:
-            bad_request.field_violations.add(field=item.field, description=item.description)
+        left = _MAX_VIOLATIONS_BYTES
+        for position, item in enumerate(self.violations):
+            field = _clip(item.field, _MAX_FIELD_BYTES)
+            description = _clip(item.description, _MAX_DESCRIPTION_BYTES)
+            left -= len(field.encode()) + len(description.encode())
+            if left < 0:
+                bad_request.field_violations.add(field="…", description=f"and {len(self.violations) - position} more")
+                break
+            bad_request.field_violations.add(field=field, description=description)
         status.details.add().Pack(bad_request)
         return status
 
@@ -115,6 +129,14 @@ class Internal(RpcError):
     code = grpc.StatusCode.INTERNAL
 
 
+def _clip(text: str, limit_bytes: int) -> str:
+    """At most ``limit_bytes`` of UTF-8; "…" stands for the rest. Text that is no Unicode is replaced."""
+    raw = text.encode(errors="replace")
+    if len(raw) <= limit_bytes:
+        return raw.decode()
+    return raw[: limit_bytes - 3].decode(errors="ignore") + "…"
+
+
 def status_of(error: grpc.RpcError) -> status_pb2.Status | None:
     """The ``google.rpc.Status`` that came with ``error``; None when there is none or it does not parse."""
     if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
@@ -163,7 +185,7 @@ def describe(error: grpc.RpcError) -> str:
     name = code.name.lower().replace("_", " ") if code is not None else "unknown"
     violations = field_violations(error)
     if violations:
-        return f"{name}: " + "; ".join(f"{item.field}: {item.description}" for item in violations)
+        return f"{name}: " + "; ".join(map(str, violations))
     details = " ".join((error.details() or "no details").split())
     reason = error_reason(error)
     return f"{name}: {details}" + (f" [{reason}]" if reason else "")

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trimtab.rpc.calls import (
@@ -28,8 +29,10 @@ from trimtab.rpc.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
+    InvalidRequest,
     RpcError,
     Unavailable,
+    Violation,
     describe,
 )
 from trimtab.store.errors import EtagMismatch, FencedOff, StoreUnavailable
@@ -99,16 +102,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else (grpc.unary_stream_rpc_method_handler)
             )
-            return make(self._streaming(method, inner), handler.request_deserializer, handler.response_serializer)
+            decode = _decoding(handler.request_deserializer)
+            return make(self._streaming(method, inner), decode, handler.response_serializer)
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
         make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else (grpc.unary_unary_rpc_method_handler)
         )
-        return make(self._unary(method, inner), handler.request_deserializer, handler.response_serializer)
+        return make(self._unary(method, inner), _decoding(handler.request_deserializer), handler.response_serializer)
 
     def _unary(self, method: str, inner: Any) -> Any:
         async def handle(request: Any, context: _Context) -> Any:
             async with self._around(method, context, streaming=False) as limit_s:
+                _require_decoded(request)
                 if limit_s is None:
                     return await inner(request, context)
                 try:
@@ -127,17 +132,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if inspect.isasyncgenfunction(inner):
 
             async def generate(request: Any, context: _Context) -> AsyncIterator[Any]:
-                async with (
-                    self._around(method, context, streaming=True),
-                    aclosing(inner(request, context)) as messages,
-                ):
-                    async for message in messages:
-                        yield message
+                async with self._around(method, context, streaming=True):
+                    _require_decoded(request)
+                    async with aclosing(inner(request, context)) as messages:
+                        async for message in messages:
+                            yield message
 
             return generate
 
         async def write(request: Any, context: _Context) -> None:
             async with self._around(method, context, streaming=True):
+                _require_decoded(request)
                 await inner(request, context)
 
         return write
@@ -190,6 +195,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if not streaming:
                 self._duration.labels(method).observe(duration_s)
             log.debug("call ended", method=method, code=code, duration_s=round(duration_s, 6))
+
+
+class _Undecodable:
+    """Stands for a request that is no message of the method's type; gRPC alone would answer INTERNAL."""
+
+
+def _decoding(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def decode(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except DecodeError:
+            return _Undecodable()
+
+    return decode
+
+
+def _require_decoded(request: Any) -> None:
+    if isinstance(request, _Undecodable):
+        raise InvalidRequest([Violation("", "the bytes are no message of this method's request type")])
 
 
 def _request_id(context: _Context) -> str:
