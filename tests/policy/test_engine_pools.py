@@ -335,6 +335,7 @@ async def test_the_end_of_an_operation_is_taken_up_at_once(fake_actuator, start_
         return (await decisions_of(slow))[0].outcome.state == decision_pb2.OUTCOME_STATE_SUCCEEDED
 
     await until(told, 5)
+    assert (await decisions_of(slow))[0].outcome.operation_ids == ["op-2"]
 
 
 async def test_an_actuator_of_another_cluster_is_refused(fake_actuator, start_engine):

@@ -163,7 +163,7 @@ async def test_an_unreachable_actuator_holds_its_services(start_engine, fake_act
     await windows.write("reason", ["reason-p-0"], role=PREFILL, running=1)
     fake_actuator.mute = False
     fake_actuator.kick()
-    await counts_are(store, 3, 5)
+    assert await counts_are(store, 3, 5), "it acts on the signals again once the actuator answers"
 
 
 async def test_from_zero_on_a_held_request(fake_actuator, start_engine, windows, store):

@@ -212,6 +212,7 @@ async def test_the_loss_is_told_on_time_when_the_store_hangs(own_store: Embedded
     await eventually(lambda: told == [1, None], timeout_s=1.0, what="the loss")
     own_store.resume()
     await eventually(lambda: len(told) == 3, what="the lease again")
+    assert told[:2] == [1, None]
     running.cancel()
     await store.close()
 

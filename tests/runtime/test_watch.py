@@ -195,6 +195,7 @@ async def test_follow_tells_the_loss_of_a_server_that_never_was(free_port: int, 
         stub = collector_pb2_grpc.CollectorServiceStub(opened)
         following = Following(lambda: stub.WatchObservations(pb.WatchObservationsRequest()), bookmark_timeout_s=0.2)
         await eventually(lambda: following.lost == 1)
+        assert following.seen == []
         await following.stop()
 
 
