@@ -75,7 +75,7 @@ def edited(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
         (POLICY, "spec.model", ..., "spec.model", "required"),
         (POLICY, "spec.slo.ttftS", float("nan"), "spec.slo.ttftS", "finite"),
         (POLICY, "spec.slo.ttftS", float("inf"), "spec.slo.ttftS", ""),
-        (POLICY, "spec.slo.ttftS", -1, "spec.slo.ttftS", "greater than 0"),
+        (POLICY, "spec.slo.ttftS", -1, "spec.slo.ttftS", "greater than or equal to"),
         (POLICY, "spec.roles.0.role", "colocated", "spec", "prefill and decode"),
         (POLICY, "spec.roles.0.role", "prefetch", "spec.roles[0].role", ""),
         (POLICY, "spec.ratio", ..., "spec", "needs a ratio"),

@@ -90,6 +90,28 @@ async def test_case_16_dead_bounds_are_refused_by_field(engine):
     assert "minReplicas 9 is above maxReplicas 8" in violation.description
 
 
+async def test_fields_are_named_as_the_proto_spells_them_and_the_servers_times_are_not_read(engine):
+    resource = policy()
+    resource.spec.roles[0].gpus_per_replica = 65
+    resource.spec.token_service_share.theta_tps = 1e-320
+    resource.spec.guards.ttft_p95_s.soft = -1
+    resource.metadata.create_time.seconds = resource.metadata.update_time.nanos = -(2**31)
+    resource.spec.model = "m\n"
+    error = await refusal(apply_policy(engine, resource))
+    assert {item.field for item in field_violations(error)} == {
+        "service_policy.spec.model",
+        "service_policy.spec.roles[0].gpus_per_replica",
+        "service_policy.spec.token_service_share.theta_tps",
+        "service_policy.spec.guards.ttft_p95_s.soft",
+    }
+    dry_run = policy_pb2.EvaluateRequest(kind=POLICY, name="chat", policy_overrides=[resource])
+    fields = {item.field for item in field_violations(await refusal(engine.stub.Evaluate(dry_run)))}
+    assert "policy_overrides[0].spec.token_service_share.theta_tps" in fields
+    again = policy()
+    again.metadata.create_time.seconds = -(2**62)
+    assert not (await apply_policy(engine, again)).changed
+
+
 async def test_case_19_a_second_owner_is_refused_with_the_owners_name(engine, start_engine, fake_actuator):
     await apply_pool(engine, pool())
     scaled = await refusal(apply_policy(engine, policy("chat", pooled=False)))
@@ -107,8 +129,8 @@ async def test_case_19_a_second_owner_is_refused_with_the_owners_name(engine, st
     [
         (pool(members=("chat", "nobody")), "pool.spec.members[1].service", "no ServicePolicy 'nobody'"),
         (pool(cluster="far"), "pool.spec.cluster", "no actuator is configured for 'far'"),
-        (pool(awake=3), "pool.spec.members[1].initialAwake", "only 1 fit"),
-        (pool(awake=5), "pool.spec.members[0].initialAwake", "above maxReplicas 4"),
+        (pool(awake=3), "pool.spec.members[1].initial_awake", "only 1 fit"),
+        (pool(awake=5), "pool.spec.members[0].initial_awake", "above maxReplicas 4"),
         (
             pool(overlay=[{"node": "node-0", "gpuIndices": [0, 1]}]),
             "pool.spec.members[0].overlay[0]",

@@ -10,11 +10,12 @@ This module knows nothing of files, gRPC or the store.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from google.protobuf import json_format, message
+from google.protobuf import json_format
 from pydantic import Field, ValidationError
 
 from trimtab.api.policy.v1 import policy_pb2
@@ -29,6 +30,11 @@ class FieldViolation:
 
     field: str
     description: str
+
+    @property
+    def proto_field(self) -> str:
+        """The path as the proto spells it: `spec.roles[0].max_replicas`."""
+        return re.sub("[A-Z]", lambda found: "_" + found[0].lower(), self.field)
 
 
 class ResourceError(ValueError):
@@ -121,7 +127,14 @@ def to_document(resource: Resource) -> dict[str, Any]:
     return resource.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _from_proto(proto: message.Message) -> dict[str, Any]:
+def _from_proto(proto: policy_pb2.ServicePolicy | policy_pb2.Pool) -> dict[str, Any]:
+    if proto.metadata.HasField("create_time") or proto.metadata.HasField("update_time"):
+        # The server's own words, never read back; protobuf's JSON mapping fails on a time that is none.
+        bare = type(proto)()
+        bare.CopyFrom(proto)
+        bare.metadata.ClearField("create_time")
+        bare.metadata.ClearField("update_time")
+        proto = bare
     document: dict[str, Any] = json_format.MessageToDict(proto)
     metadata = document.get("metadata")
     if isinstance(metadata, dict) and "revision" in metadata:

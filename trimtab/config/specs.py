@@ -45,10 +45,19 @@ def _enum_word(prefix: str) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
+def _check_printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("has control characters")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_check_name)]
+Text = Annotated[str, AfterValidator(_check_printable)]
 RoleWord = Annotated[Role, _enum_word("ROLE_")]
 LevelWord = Annotated[TopologyLevel, _enum_word("TOPOLOGY_LEVEL_")]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
+# Far below any useful value, and far above what would overflow as a divisor.
+SMALLEST = 1e-6
+Seconds = Annotated[float, Field(ge=SMALLEST, le=86_400)]
 Tolerance = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -78,8 +87,8 @@ class RoleSpec(Spec):
     min_replicas: int = Field(0, ge=0, le=100_000)
     max_replicas: int = Field(ge=1, le=100_000)
     gpus_per_replica: int = Field(1, ge=1, le=MAX_GPUS_PER_NODE)
-    gpu_types: tuple[str, ...] = Field((), max_length=16)
-    profile: str = Field("", max_length=128)
+    gpu_types: tuple[Annotated[Text, Field(min_length=1, max_length=63)], ...] = Field((), max_length=16)
+    profile: Text = Field("", max_length=128)
 
     @model_validator(mode="after")
     def _bounds_are_alive(self) -> Self:
@@ -97,7 +106,7 @@ class TokenServiceShare(Spec):
     prefill_weight: float = Field(0.05, ge=0, le=10)
     waiting_weight: float = Field(8.0, ge=0, le=1000)
     smoothing: float = Field(1.0, gt=0, le=1)
-    theta_tps: float = Field(gt=0, le=1e6)
+    theta_tps: float = Field(ge=SMALLEST, le=1e6)
     critical_below: float = Field(0.8, gt=0, lt=1)
     surplus_above: float = Field(1.3, gt=1, le=100)
     hysteresis: float = Field(0.05, ge=0, lt=1)
@@ -116,7 +125,7 @@ class Proportional(Spec):
     """HeteroScale's proportional policy: `metric` per replica should be `target_per_replica` tokens per second."""
 
     metric: MetricWord = "decode-tps"
-    target_per_replica: float = Field(gt=0, le=1e9)
+    target_per_replica: float = Field(ge=SMALLEST, le=1e9)
     scale_out_tolerance: Tolerance = 0.1
     scale_in_tolerance: Tolerance = 0.1
     scale_out_cooling_s: float = Field(15.0, ge=0, le=86_400)
@@ -175,7 +184,7 @@ class Guards(Spec):
 class ServicePolicySpec(Spec):
     """What the policy engine has to know about one service."""
 
-    model: str = Field(min_length=1, max_length=256)
+    model: Text = Field(min_length=1, max_length=256)
     slo: Slo
     roles: tuple[RoleSpec, ...] = Field(min_length=1, max_length=MAX_ROLES)
     priority: int = Field(0, ge=-1000, le=1000)
@@ -217,7 +226,7 @@ class ServicePolicySpec(Spec):
 class NodeGpus(Spec):
     """GPUs of one node."""
 
-    node: str = Field(min_length=1, max_length=253)
+    node: Text = Field(min_length=1, max_length=253)
     gpu_indices: tuple[Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)], ...] = Field(
         min_length=1, max_length=MAX_GPUS_PER_NODE
     )

@@ -220,7 +220,7 @@ def _require_known(snapshot: Snapshot, kind: str, name: str) -> None:
 
 def _invalid(prefix: str, faults: tuple[FieldViolation, ...] | list[FieldViolation]) -> InvalidRequest:
     return InvalidRequest(
-        [Violation(f"{prefix}.{fault.field}" if fault.field else prefix, fault.description) for fault in faults]
+        [Violation(f"{prefix}.{fault.proto_field}" if fault.field else prefix, fault.description) for fault in faults]
     )
 
 

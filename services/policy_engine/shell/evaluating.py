@@ -54,7 +54,7 @@ def _overrides(snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> dict[
             found[name] = parse_service_policy(merged)
         except ResourceError as error:
             raise InvalidRequest(
-                [Violation(f"{field}.{fault.field}", fault.description) for fault in error.violations]
+                [Violation(f"{field}.{fault.proto_field}", fault.description) for fault in error.violations]
             ) from error
     return found
 
