@@ -92,7 +92,7 @@ def stack(
     """`trimtab up --targets` with one good server and four bad ones."""
     folder = tmp_path_factory.mktemp("targets")
     targets = folder / "targets.yaml"
-    groups = [{"targets": [good_server], "labels": {"service": "chat", "replica": "chat-0", "model": "dsllama-8b"}}]
+    groups = [{"targets": [good_server], "labels": {"service": "chat", "replica": "chat-0"}}]
     groups += [
         {"targets": [address], "labels": {"service": "code", "replica": f"code-{name}"}}
         for name, address in bad_servers.items()

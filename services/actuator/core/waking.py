@@ -144,6 +144,9 @@ def _judge(d: Draft, step: Step, replica: Replica) -> Step:
         return retry(d, forget_request(step), f"{what}: {outcome.error}", permanent=outcome.permanent)
     if outcome.kind is ActionKind.WAKE:
         return _ask_canary(d, step, replica)
+    if not replica.spec.model and outcome.served_model:
+        # A given server whose list does not say: gateways must call the model by the name that it answers to.
+        replica = d.keep(replace(replica, spec=replace(replica.spec, model=outcome.served_model)))
     return show(d, forget_request(step), d.move(replica, LifeCycle.ACTIVE))
 
 

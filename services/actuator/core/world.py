@@ -112,3 +112,5 @@ class Outcome:
     permanent: bool = False
     busy: bool = False
     unsettled: bool = False
+    # What a canary's server calls its model.
+    served_model: str = ""

@@ -116,10 +116,10 @@ class Executor:
 
     async def _canary(self, action: Action) -> Outcome:
         try:
-            await self._client.canary(action.address, action.model)
+            served = await self._client.canary(action.address, action.model)
         except VllmError as error:
             return _failed(action, str(error))
-        return _done(action)
+        return Outcome(kind=action.kind, replica=action.replica, ok=True, served_model=served)
 
     async def _until_sleeping(self, address: str, *, wanted: bool) -> None:
         """Polls until the server says what is wanted; the caller bounds the time."""

@@ -109,8 +109,8 @@ class VllmClient:
         """Asks for everything to come back; also resumes a pause."""
         await self._post(address, "/wake_up", timeout_s=timeout_s)
 
-    async def canary(self, address: str, model: str) -> None:
-        """Raises unless a real token comes: /health is 200 also with a wedged engine."""
+    async def canary(self, address: str, model: str) -> str:
+        """Raises unless a real token comes: /health is 200 also with a wedged engine. Returns the model's name."""
         name = model or await self._served_model(address)
         body = {"model": name, "prompt": "ok", "max_tokens": 1, "temperature": 0}
         status, page = await self._call("POST", address, "/v1/completions", timeout_s=self._canary_timeout_s, body=body)
@@ -120,6 +120,7 @@ class VllmClient:
         tokens = re.search(r'"completion_tokens"\s*:\s*(\d+)', page)
         if reason is None or reason[1] == "abort" or tokens is None or int(tokens[1]) < 1:
             raise VllmError(f"/v1/completions gives no token: {page[:200]}")
+        return name
 
     async def _served_model(self, address: str) -> str:
         status, page = await self._call("GET", address, "/v1/models", timeout_s=self._probe_timeout_s)
