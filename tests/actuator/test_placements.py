@@ -115,6 +115,14 @@ def test_the_same_request_is_answered_the_same_after_a_crash() -> None:
     assert len(rig.memory.operations) == 1
 
 
+def test_a_request_id_does_not_answer_for_another_request() -> None:
+    rig = Rig(gpus=4)
+    place(rig, group("g", 0), request_id="r")
+    with pytest.raises(Refused) as caught:
+        place(rig, group("h", 1, prefix="s"), request_id="r")
+    assert caught.value.reason == "REQUEST_ID_REUSED"
+
+
 def test_a_dry_run_changes_nothing() -> None:
     rig = Rig(gpus=4)
     answer = place(rig, group("g", 0), validate_only=True)

@@ -12,7 +12,7 @@ from old_vllm import OldVllm
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.rpc.errors import error_reason
+from trimtab.rpc.errors import error_reason, field_violations
 from trimtab.store.embedded import EmbeddedStore
 
 SWAPPED = {"chat-0": "sleeping", "chat-1": "sleeping", "code-0": "active", "code-1": "active"}
@@ -344,3 +344,73 @@ async def test_writes_that_may_not_be_made_are_refused_with_a_reason(stack: Any)
     ]
     denied = await place(stack, group("g", ("node-0", 1)))
     assert (denied.results[0].accepted, denied.results[0].detail) == (False, "g-node-0-1: GPU node-0/1 is not free")
+
+
+async def test_nonsense_is_refused_by_field(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    foreign = group("g", ("node-0", 0))
+    foreign.cluster = "elsewhere"
+    escaping = group("g", ("node-0", 0))
+    escaping.add[0].replica = "../nodes"
+    escaping.add[0].profile = "p\n"
+    twice = [pb.ReplicaInFlight(replica="chat-0", requests=1, pinned=2)] * 2
+    state = stack.pool_state(9, ["chat-0"])
+    state.floors.add(service="chat", role=types_pb2.ROLE_COLOCATED)
+    state.floors.add(service="chat", role=types_pb2.ROLE_COLOCATED)
+    refusals = [
+        (place(stack, foreign), {"groups[0].cluster"}),
+        (place(stack, escaping), {"groups[0].add[0].replica", "groups[0].add[0].profile"}),
+        (stack.apply(state), {"state.floors"}),
+        (
+            stack.stub.AcknowledgeEndpoints(pb.AcknowledgeEndpointsRequest(gateway="w", in_flight=twice), timeout=3),
+            {"in_flight[0].pinned", "in_flight[1].pinned", "in_flight"},
+        ),
+        (
+            stack.stub.ListReplicas(pb.ListReplicasRequest(page_size=10_001, service="\n"), timeout=3),
+            {"service", "page_size"},
+        ),
+        (stack.stub.ListOperations(pb.ListOperationsRequest(page_token="o-1"), timeout=3), {"page_token"}),
+        (stack.stub.GetOperation(pb.GetOperationRequest(), timeout=3), {"operation_id"}),
+    ]
+    for call, fields in refusals:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert {item.field for item in field_violations(caught.value)} == fields
+
+
+async def test_operations_are_listed_page_by_page_newest_first(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
+    await stack.ended(response.operation.operation_id)
+    whole = await stack.stub.ListOperations(pb.ListOperationsRequest(), timeout=3)
+    paged: list[str] = []
+    token = ""
+    while True:
+        page = await stack.stub.ListOperations(pb.ListOperationsRequest(page_size=1, page_token=token), timeout=3)
+        paged += [operation.operation_id for operation in page.operations]
+        token = page.next_page_token
+        if not token:
+            break
+    assert paged == [operation.operation_id for operation in whole.operations]
+    assert len(paged) == 2
+
+
+async def test_a_revision_that_was_never_published_proves_nothing(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    lie = pb.AcknowledgeEndpointsRequest(gateway="gateway-t", revision=2**63)
+    await stack.stub.AcknowledgeEndpoints(lie, timeout=3)
+    response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
+
+    async def waits() -> bool:
+        await stack.stub.AcknowledgeEndpoints(lie, timeout=3)
+        operation = await stack.operation(response.operation.operation_id)
+        return any("gateway-t" in step.phase for step in operation.steps)
+
+    await stack.until(waits, what="a release that waits for the gateway")

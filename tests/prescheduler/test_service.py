@@ -405,7 +405,7 @@ async def test_bad_call_names_every_field(store, store_url, free_port, start_act
     actuator, _ = await start_actuator("a", ROWS)
     async with prescheduler(store, store_url, free_port, actuator) as running:
         bad = scheduler_pb2.ScalingRequest(service="Not A Name", allow_partial=True)
-        bad.create_time.seconds = -(10**15)
+        bad.create_time.nanos = -1
         bad.roles.add(role=P, replicas=1, gpus_per_replica=65, model="m")
         bad.roles.add(role=P, replicas=1, gpus_per_replica=1, ratio_part=1)
         bad.roles.add(replicas=20_000, gpus_per_replica=1, ratio_part=1, model="m")

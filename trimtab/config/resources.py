@@ -10,6 +10,7 @@ This module knows nothing of files, gRPC or the store.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -130,11 +131,9 @@ def to_document(resource: Resource) -> dict[str, Any]:
 def _from_proto(proto: policy_pb2.ServicePolicy | policy_pb2.Pool) -> dict[str, Any]:
     if proto.metadata.HasField("create_time") or proto.metadata.HasField("update_time"):
         # The server's own words, never read back; protobuf's JSON mapping fails on a time that is none.
-        bare = type(proto)()
-        bare.CopyFrom(proto)
-        bare.metadata.ClearField("create_time")
-        bare.metadata.ClearField("update_time")
-        proto = bare
+        proto = copy.deepcopy(proto)
+        proto.metadata.ClearField("create_time")
+        proto.metadata.ClearField("update_time")
     document: dict[str, Any] = json_format.MessageToDict(proto)
     metadata = document.get("metadata")
     if isinstance(metadata, dict) and "revision" in metadata:

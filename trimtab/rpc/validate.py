@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from trimtab.names import is_identifier
+from trimtab.names import is_identifier, is_object_name
 from trimtab.rpc.errors import InvalidRequest, Violation
 
 _MAX_VIOLATIONS = 100
@@ -98,6 +98,14 @@ class Violations:
             self.add(field, "is required")
         elif not is_identifier(value):
             self.add(field, f"{value[:80]!r} is not a name of lower-case letters, digits and hyphens, at most 63")
+        return value
+
+    def object_name(self, field: str, value: str) -> str:
+        """A replica's, group's or node's name: letters, digits and inner ``.-_``, 1 to 253 characters."""
+        if not value:
+            self.add(field, "is required")
+        elif not is_object_name(value):
+            self.add(field, f"{value[:80]!r} is not a name of letters, digits and inner . - _, at most 253")
         return value
 
     def bounded_string(self, field: str, value: str, *, max_length: int = 256, required: bool = True) -> str:

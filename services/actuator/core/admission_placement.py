@@ -64,6 +64,8 @@ def apply_placements(
     """Accepts groups, or raises ``Refused`` for the call as a whole. A refused group is a result, not an error."""
     check_token(state.meta, request.writer, request.token)
     known = state.meta.requests.get(request.request_id) if request.request_id else None
+    if known is not None and [item.group for item in known] != [group.group for group in request.groups]:
+        raise refuse("REQUEST_ID_REUSED", f"request {request.request_id} was answered before for other groups")
     if known is not None:
         return PlacementAnswer(state=state, results=known)
     check_expiry(request.expire_s, now_s)

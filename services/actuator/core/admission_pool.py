@@ -87,7 +87,14 @@ def _repeated(d: Draft, current: Pool, request: PoolRequest) -> PoolAnswer:
             f"pool {current.pool} is at state revision {current.state_revision}, this one is {request.state_revision}",
             state_revision=str(current.state_revision),
         )
-    if (sorted(request.awake), request.overlay) != (list(current.awake), current.overlay):
+    asked = replace(
+        _accepted(request, current),
+        decision_id=current.decision_id,
+        operation_id=current.operation_id,
+        failed_corrections=current.failed_corrections,
+        not_before_s=current.not_before_s,
+    )
+    if asked != current:
         raise refuse(
             "REVISION_REUSED",
             f"pool {current.pool}: state revision {current.state_revision} was applied before with another content",

@@ -8,7 +8,7 @@ from actuator.core.admission_placement import GroupRequest, PlacementRequest
 from actuator.core.admission_pool import PoolRequest
 from actuator.core.endpoints import Endpoint
 from actuator.core.ledger import taken_gpus
-from actuator.core.model import Floor, GroupOutcome, Operation, Replica, Role, Spec, State, Step
+from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Role, Spec, State, Step
 from actuator.core.world import Sight, World
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
@@ -167,6 +167,7 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
     with v.below("state"):
         v.identifier("pool", state.pool)
         v.require("state_revision", state.state_revision > 0, "must be at least 1")
+        v.bounded_string("decision_id", state.decision_id, max_length=128, required=False)
         v.require("overlay", 0 < len(state.overlay) <= MAX_OVERLAY, f"must have 1 to {MAX_OVERLAY} replicas")
         overlay = tuple(_overlay_spec(v, f"overlay[{i}]", item, state.pool) for i, item in enumerate(state.overlay))
         v.require("budget_gpus", state.budget_gpus > 0, "must be at least 1")
@@ -178,6 +179,8 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
                 v.identifier("service", floor.service)
                 role = _role(v, "role", floor.role)
                 floors.append(Floor(service=floor.service, role=role, min_replicas=floor.min_replicas))
+        kinds = {(floor.service, floor.role) for floor in floors}
+        v.require("floors", len(kinds) == len(floors), "names a service and role twice")
         v.require("awake", len(set(state.awake)) == len(state.awake), "names a replica twice")
     _fencing(v, request.fencing, given=request.HasField("fencing"))
     v.raise_if_any()
@@ -198,13 +201,34 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
     )
 
 
+def parse_gateway(request: pb.AcknowledgeEndpointsRequest, *, lease_until_s: float, newest_revision: int) -> Gateway:
+    """What a gateway says. A revision that was never published here counts as none. Raises ``InvalidRequest``."""
+    v = Violations()
+    v.bounded_string("gateway", request.gateway, max_length=128)
+    v.require("in_flight", len(request.in_flight) <= MAX_OVERLAY, f"may have at most {MAX_OVERLAY} replicas")
+    for i, item in enumerate(request.in_flight[:MAX_OVERLAY]):
+        with v.below(f"in_flight[{i}]"):
+            v.object_name("replica", item.replica)
+            v.require("pinned", item.pinned <= item.requests, f"is {item.pinned} of {item.requests} requests")
+    names = {item.replica for item in request.in_flight}
+    v.require("in_flight", len(names) == len(request.in_flight), "names a replica twice")
+    v.raise_if_any()
+    return Gateway(
+        gateway=request.gateway,
+        lease_until_s=lease_until_s,
+        acknowledged_revision=request.revision if request.revision <= newest_revision else 0,
+        in_flight={item.replica: item.requests for item in request.in_flight if item.requests},
+        pinned={item.replica: item.pinned for item in request.in_flight if item.pinned},
+    )
+
+
 def _overlay_spec(v: Violations, field: str, item: pb.OverlayReplica, pool: str) -> Spec:
     with v.below(field):
-        v.bounded_string("replica", item.replica, max_length=253)
+        v.object_name("replica", item.replica)
         v.identifier("service", item.service)
         v.bounded_string("model", item.model)
         v.bounded_string("profile", item.profile, required=False)
-        v.bounded_string("node", item.node, max_length=253)
+        v.object_name("node", item.node)
         return Spec(
             replica=item.replica,
             service=item.service,
@@ -217,14 +241,14 @@ def _overlay_spec(v: Violations, field: str, item: pb.OverlayReplica, pool: str)
         )
 
 
-def parse_placements(request: pb.ApplyPlacementsRequest) -> PlacementRequest:
+def parse_placements(request: pb.ApplyPlacementsRequest, *, cluster: str) -> PlacementRequest:
     """Raises ``InvalidRequest`` with one violation per field."""
     v = Violations()
     v.require("groups", 0 < len(request.groups) <= MAX_OVERLAY, f"must have 1 to {MAX_OVERLAY} groups")
     v.bounded_string("request_id", request.request_id, max_length=128, required=False)
     names = [group.group for group in request.groups]
     v.require("groups", len(set(names)) == len(names), "names a group twice")
-    groups = tuple(_group(v, f"groups[{i}]", group) for i, group in enumerate(request.groups))
+    groups = tuple(_group(v, f"groups[{i}]", group, cluster) for i, group in enumerate(request.groups))
     _fencing(v, request.fencing, given=request.HasField("fencing"))
     v.raise_if_any()
     return PlacementRequest(
@@ -238,16 +262,20 @@ def parse_placements(request: pb.ApplyPlacementsRequest) -> PlacementRequest:
     )
 
 
-def _group(v: Violations, field: str, group: scheduler_pb2.GroupPlacement) -> GroupRequest:
+def _group(v: Violations, field: str, group: scheduler_pb2.GroupPlacement, cluster: str) -> GroupRequest:
     with v.below(field):
-        v.bounded_string("group", group.group, max_length=253)
+        v.object_name("group", group.group)
         v.identifier("service", group.service)
+        v.require("cluster", group.cluster in ("", cluster), f"is another one; this actuator speaks for {cluster}")
+        v.bounded_string("decision_id", group.decision_id, max_length=128, required=False)
         add = []
         for i, item in enumerate(group.add):
             with v.below(f"add[{i}]"):
-                v.bounded_string("replica", item.replica, max_length=253)
+                v.object_name("replica", item.replica)
                 v.bounded_string("model", item.model)
-                v.bounded_string("node", item.node, max_length=253)
+                v.bounded_string("profile", item.profile, required=False)
+                v.bounded_string("gpu_type", item.gpu_type, required=False)
+                v.object_name("node", item.node)
                 add.append(
                     Spec(
                         replica=item.replica,

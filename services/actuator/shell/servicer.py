@@ -46,9 +46,14 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         self._now_s = now_s
 
     async def ListReplicas(self, request: pb.ListReplicasRequest, context: _Context) -> pb.ListReplicasResponse:
-        """By name; filtered by service and pool."""
+        """By name; filtered by service and pool. The page token is the last name of the page before."""
+        v = Violations()
+        v.bounded_string("service", request.service, max_length=63, required=False)
+        v.bounded_string("pool", request.pool, max_length=63, required=False)
+        v.bounded_string("page_token", request.page_token, required=False)
+        size = _page_size(v, request.page_size)
+        v.raise_if_any()
         state = self._controller.state
-        size = _page_size(request.page_size)
         names = [
             name
             for name in sorted(state.replicas)
@@ -84,7 +89,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         self, request: pb.ApplyPlacementsRequest, context: _Context
     ) -> pb.ApplyPlacementsResponse:
         """Each group as a whole or not at all."""
-        parsed = codec.parse_placements(request)
+        parsed = codec.parse_placements(request, cluster=self._cluster)
 
         def apply(state: State, world: World, now_s: float) -> tuple[State, pb.ApplyPlacementsResponse]:
             answer = apply_placements(state, parsed, world, now_s=now_s, limits=self._limits)
@@ -110,13 +115,21 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
 
     async def GetOperation(self, request: pb.GetOperationRequest, context: _Context) -> pb.GetOperationResponse:
         """One operation."""
+        v = Violations()
+        v.bounded_string("operation_id", request.operation_id, max_length=128)
+        v.raise_if_any()
         operation = self._controller.state.operations.get(request.operation_id)
         if operation is None:
             raise NotFound("NOT_FOUND", f"no operation {request.operation_id!r}")
         return pb.GetOperationResponse(operation=codec.operation_to_proto(operation, cluster=self._cluster))
 
     async def ListOperations(self, request: pb.ListOperationsRequest, context: _Context) -> pb.ListOperationsResponse:
-        """Newest first; the page token is the last id of the page before."""
+        """Newest first. The page token is the place of the last one, which may be forgotten meanwhile."""
+        v = Violations()
+        v.bounded_string("decision_id", request.decision_id, max_length=128, required=False)
+        before = _parse_place(v, request.page_token)
+        size = _page_size(v, request.page_size)
+        v.raise_if_any()
         operations = sorted(
             self._controller.state.operations.values(), key=lambda o: (o.create_s, o.operation_id), reverse=True
         )
@@ -125,14 +138,12 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             for operation in operations
             if request.decision_id in ("", operation.decision_id)
             and not (request.unfinished_only and operation.finished)
+            and (before is None or (operation.create_s, operation.operation_id) < before)
         ]
-        if request.page_token:
-            shown = _after(shown, request.page_token)
-        size = _page_size(request.page_size)
         page = shown[:size]
         return pb.ListOperationsResponse(
             operations=[codec.operation_to_proto(operation, cluster=self._cluster) for operation in page],
-            next_page_token=page[-1].operation_id if len(shown) > size else "",
+            next_page_token=_place(page[-1]) if len(shown) > size else "",
         )
 
     async def WatchOperations(
@@ -175,16 +186,9 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         self, request: pb.AcknowledgeEndpointsRequest, context: _Context
     ) -> pb.AcknowledgeEndpointsResponse:
         """By which revision a gateway routes, and what it still has on replicas that are not routable."""
-        name = _gateway_name(request.gateway)
-        current = self._controller.hear_gateway(
-            Gateway(
-                gateway=name,
-                lease_until_s=self._lease_until_s(),
-                acknowledged_revision=request.revision,
-                in_flight={item.replica: int(item.requests) for item in request.in_flight if item.requests},
-                pinned={item.replica: int(item.pinned) for item in request.in_flight if item.pinned},
-            )
-        )
+        newest = self._controller.state.meta.endpoint_revision
+        said = codec.parse_gateway(request, lease_until_s=self._lease_until_s(), newest_revision=newest)
+        current = self._controller.hear_gateway(said)
         return pb.AcknowledgeEndpointsResponse(current_revision=current)
 
     def _lease_until_s(self) -> float:
@@ -207,12 +211,21 @@ def _gateway_name(name: str) -> str:
     return name
 
 
-def _page_size(asked: int) -> int:
-    return min(asked or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+def _page_size(v: Violations, asked: int) -> int:
+    v.require("page_size", asked <= MAX_PAGE_SIZE, f"may be at most {MAX_PAGE_SIZE}")
+    return asked or DEFAULT_PAGE_SIZE
 
 
-def _after(operations: list[Operation], operation_id: str) -> list[Operation]:
-    for index, operation in enumerate(operations):
-        if operation.operation_id == operation_id:
-            return operations[index + 1 :]
-    return []
+def _place(operation: Operation) -> str:
+    return f"{operation.create_s.hex()} {operation.operation_id}"
+
+
+def _parse_place(v: Violations, token: str) -> tuple[float, str] | None:
+    if not token:
+        return None
+    created, _, operation_id = token.partition(" ")
+    try:
+        return float.fromhex(created), operation_id
+    except (ValueError, OverflowError):
+        v.add("page_token", "is not one that this method gave")
+        return None

@@ -64,7 +64,8 @@ def parse_request(message: scheduler_pb2.ScalingRequest, violations: Violations)
             roles.append(role)
     for name in ("create_time", "expire_time"):
         stamp: Timestamp = getattr(message, name)
-        violations.require(name, 0 <= stamp.seconds <= _LAST_SECOND, "is not a time between 1970 and 9999")
+        inside = 0 <= stamp.seconds <= _LAST_SECOND and 0 <= stamp.nanos < 1_000_000_000
+        violations.require(name, inside, "is not a time between 1970 and 9999")
     for cluster in sorted(message.replica_revisions):
         violations.bounded_string("replica_revisions", cluster, max_length=253)
     if len(violations.found) > before:
