@@ -91,6 +91,23 @@ async def test_floor_then_growth_then_outcome(fake_actuator, start_engine, windo
     assert record.rule == decision_pb2.RULE_PROPORTIONAL_OUT
     assert record.decision_id == grown.decision_id
     assert record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING
+    assert grown.create_time == record.decide_time
+    await answer(
+        store,
+        grown,
+        scheduler_pb2.SCHEDULING_OUTCOME_DENIED,
+        binding_constraint=scheduler_pb2.BINDING_CONSTRAINT_ACTUATOR_REFUSED,
+        detail="the group is busy",
+    )
+
+    async def told():
+        found = (await decisions_of(engine))[0]
+        return found.outcome if "the group is busy" in found.outcome.detail else None
+
+    assert (await until(told)).state == decision_pb2.OUTCOME_STATE_PENDING
+    refreshed = await request_of(store)
+    assert refreshed.expire_time.ToNanoseconds() > grown.expire_time.ToNanoseconds()
+    assert refreshed.create_time == grown.create_time
     await answer(
         store,
         grown,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledResult, ScaledState, decide_scaled
 from policy_engine.core.signals import FrontDoor
@@ -67,6 +68,7 @@ class ScaledRunner:
             if turn.token is None or result.state.desired is None:
                 continue
             decision_id = memory.requests[policy.name].decision_id if policy.name in memory.requests else ""
+            record: decision_pb2.Decision | None = None
             if result.draft is not None:
                 record = self.writer.record(
                     result.draft,
@@ -81,6 +83,7 @@ class ScaledRunner:
                     decision_id = record.decision_id
                     self._supersede(policy.name, record, open_records, turn)
             request = self._request(policy, result.state.desired, decision_id, turn)
+            request.create_time.CopyFrom(self._created(request, record, memory, turn))
             requests[policy.name] = request
             commands.append(request_command(policy.name, request.SerializeToString()))
             if result.state != memory.scaled.get(policy.name):
@@ -139,7 +142,6 @@ class ScaledRunner:
             replica_revisions=dict(self.fleet.revisions()),
             fencing=turn.fencing(),
         )
-        request.create_time.FromMilliseconds(int(turn.now_s * 1000))
         request.expire_time.FromMilliseconds(int((turn.now_s + self.expiry_s) * 1000))
         counts = dict(desired)
         for role in spec.roles:
@@ -156,6 +158,23 @@ class ScaledRunner:
                 ratio_part=part,
             )
         return request
+
+    def _created(
+        self,
+        request: scheduler_pb2.ScalingRequest,
+        record: decision_pb2.Decision | None,
+        memory: Memory,
+        turn: Turn,
+    ) -> Timestamp:
+        """When what is asked for was decided: a request that is only refreshed keeps its place in the queue."""
+        if record is not None and record.decision_id == request.decision_id:
+            return record.decide_time
+        before = memory.requests.get(request.service)
+        if before is not None and before.decision_id == request.decision_id and before.HasField("create_time"):
+            return before.create_time
+        now = Timestamp()
+        now.FromMilliseconds(int(turn.now_s * 1000))
+        return now
 
     def _supersede(
         self,
@@ -205,7 +224,10 @@ class ScaledRunner:
         if result.outcome == scheduler_pb2.SCHEDULING_OUTCOME_DENIED:
             constraint = scheduler_pb2.BindingConstraint.Name(result.binding_constraint)
             name = constraint.removeprefix("BINDING_CONSTRAINT_").lower().replace("_", " ")
-            return decision_pb2.OUTCOME_STATE_DENIED, f"{name}: {result.detail}"
+            # A refused write is a matter of the moment, and written again in the next cycle; a lack is an answer.
+            refused = result.binding_constraint == scheduler_pb2.BINDING_CONSTRAINT_ACTUATOR_REFUSED
+            state = decision_pb2.OUTCOME_STATE_PENDING if refused else decision_pb2.OUTCOME_STATE_DENIED
+            return state, f"{name}: {result.detail}"
         if self._reached(service, memory):
             return decision_pb2.OUTCOME_STATE_SUCCEEDED, "the replicas are ready"
         name = scheduler_pb2.SchedulingOutcome.Name(result.outcome).removeprefix("SCHEDULING_OUTCOME_").lower()
