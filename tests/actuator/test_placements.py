@@ -177,6 +177,31 @@ def test_a_group_gets_its_new_replica_before_it_loses_an_old_one() -> None:
     assert (least, sorted(rig.memory.replicas)) == (1, ["r-1"])
 
 
+def test_a_scale_in_takes_a_creation_back_that_nobody_wants_any_more() -> None:
+    rig = placed(0)
+    created = place(rig, group("g", 1, 2)).results[0].operation_id
+    rig.run(1.0)
+    answer = place(rig, group("g", remove=2))
+    assert (answer.results[0].accepted, answer.results[0].operation_id) == (True, created)
+    assert rig.until_settled()
+    assert rig.operation(created).state is OperationState.CANCELLED
+    assert sorted(rig.memory.replicas) == sorted(rig.servers) == ["r-0"]
+    assert rig.memory.replicas["r-0"].routable
+
+
+def test_a_creation_that_is_wanted_in_part_ends_before_more_leaves() -> None:
+    rig = Rig(gpus=4)
+    created = place(rig, group("g", 0, 1)).results[0].operation_id
+    rig.run(1.0)
+    refused = place(rig, group("g", remove=1)).results[0]
+    expected = f"the group has 0 colocated replicas to remove, not 1; {created} must end first"
+    assert (refused.accepted, refused.detail) == (False, expected)
+    assert rig.until_settled()
+    assert place(rig, group("g", remove=1)).results[0].accepted
+    assert rig.until_settled()
+    assert sorted(rig.memory.replicas) == ["r-1"]
+
+
 def test_what_does_not_serve_leaves_first() -> None:
     rig = placed(0, 1, 2)
     rig.servers["r-1"].silent = True

@@ -23,6 +23,7 @@ from actuator.core.model import (
     Step,
     StepKind,
 )
+from actuator.core.operations import begin_rollback, keep
 from actuator.core.world import World
 
 
@@ -90,14 +91,19 @@ def apply_placements(
 def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> GroupOutcome:
     additions = [spec for spec in group.add if not _same_exists(d, spec)]
     problem = _problem_with(d, group, additions)
+    taken_back, left = creations_to_take_back(d, group)
     victims: list[Replica] = []
     for role, count in group.remove:
-        found = pick_victims(d, group.group, role, count)
+        found = pick_victims(d, group.group, role, left[role])
         victims += found
-        if len(found) < count:
-            problem = problem or f"the group has {len(found)} {role} replicas to remove, not {count}"
+        if len(found) < left[role]:
+            can_leave = count - left[role] + len(found)
+            problem = problem or f"the group has {can_leave} {role} replicas to remove, not {count}" + _busy(d, group)
     if problem:
         return GroupOutcome(group=group.group, accepted=False, detail=problem)
+    for operation in taken_back:
+        reason = f"taken back: the group is to be smaller by {group.decision_id or 'a newer decision'}"
+        keep(d, begin_rollback(d, operation, reason, cancelled=True))
     steps = [
         *(
             Step(
@@ -120,7 +126,9 @@ def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> Group
         ),
     ]
     if not steps:
-        return GroupOutcome(group=group.group, accepted=True, detail="nothing to do")
+        last = taken_back[-1].operation_id if taken_back else ""
+        text = f"takes {last} back" if last else "nothing to do"
+        return GroupOutcome(group=group.group, accepted=True, detail=text, operation_id=last)
     operation = _operation(d, group, steps)
     d.operations[operation.operation_id] = operation
     for spec in additions:
@@ -161,6 +169,31 @@ def _problem_with(d: Draft, group: GroupRequest, additions: list[Spec]) -> str:
             if (spec.node, index) in taken:
                 return f"{spec.replica}: GPU {spec.node}/{index} is not free"
     return ""
+
+
+def creations_to_take_back(d: Draft, group: GroupRequest) -> tuple[list[Operation], dict[Role, int]]:
+    """Creations under way of which nothing is wanted any more, newest first, and how many replicas still have to leave.
+
+    They leave before anything that serves. A creation is taken back as a whole or goes on: one of which a part is
+    still wanted ends first.
+    """
+    left = dict(group.remove)
+    found = []
+    for operation in reversed(list(d.unfinished())):
+        creates_only = all(step.kind is StepKind.CREATE for step in operation.steps)
+        if operation.subject != group.group or not creates_only or operation.state is OperationState.ROLLING_BACK:
+            continue
+        made = Counter(step.spec.role for step in operation.steps if step.spec is not None)
+        if operation.kind is OperationKind.CREATE and all(left.get(role, 0) >= count for role, count in made.items()):
+            found.append(operation)
+            left = {role: count - made[role] for role, count in left.items()}
+    return found, left
+
+
+def _busy(d: Draft, group: GroupRequest) -> str:
+    """Which operations have to end before more of the group can leave; empty when none has."""
+    names = [operation.operation_id for operation in d.unfinished() if operation.subject == group.group]
+    return f"; {', '.join(names)} must end first" if names else ""
 
 
 def pick_victims(d: Draft, group: str, role: Role, count: int) -> list[Replica]:

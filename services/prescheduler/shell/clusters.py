@@ -168,7 +168,7 @@ class Clusters:
                 step.replica
                 for operation in page.operations
                 for step in operation.steps
-                if step.kind == actuator_pb2.STEP_KIND_DELETE and step.state in _UNDER_WAY
+                if (step.kind, step.state) in _LEAVING
             )
             token = page.next_page_token
             if not token:
@@ -192,4 +192,9 @@ def _failed_write(error: grpc.aio.AioRpcError) -> WriteOutcome:
     )
 
 
-_UNDER_WAY = (actuator_pb2.OPERATION_STATE_PENDING, actuator_pb2.OPERATION_STATE_RUNNING)
+_LEAVING = (
+    (actuator_pb2.STEP_KIND_DELETE, actuator_pb2.OPERATION_STATE_PENDING),
+    (actuator_pb2.STEP_KIND_DELETE, actuator_pb2.OPERATION_STATE_RUNNING),
+    # A creation that is taken back.
+    (actuator_pb2.STEP_KIND_CREATE, actuator_pb2.OPERATION_STATE_ROLLING_BACK),
+)
