@@ -1,6 +1,7 @@
 """The actuator process against a simulated fleet over real sockets: kills, a second actuator, gateways, placements."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -344,6 +345,35 @@ async def test_writes_that_may_not_be_made_are_refused_with_a_reason(stack: Any)
     ]
     denied = await place(stack, group("g", ("node-0", 1)))
     assert (denied.results[0].accepted, denied.results[0].detail) == (False, "g-node-0-1: GPU node-0/1 is not free")
+
+
+async def test_a_write_whose_caller_goes_is_done_whole_or_not_at_all(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    await stack.bring_up()
+    nodes = await stack.stub.ListNodes(pb.ListNodesRequest(), timeout=3)
+    accepted = 0
+    for attempt in range(30):
+        request = pb.ApplyPlacementsRequest(
+            groups=[group("g", ("node-1", 0))],
+            inventory_revision=nodes.inventory_revision,
+            fencing=FENCING,
+            request_id="r",
+        )
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await stack.stub.ApplyPlacements(request, timeout=0.0005 * attempt)
+            accepted += 1
+    before = {item.operation_id for item in (await stack.stub.ListOperations(pb.ListOperationsRequest())).operations}
+    assert accepted
+    stack.processes.kill("actuator")
+    stack.start_actuator(name="actuator-2")
+
+    async def listed() -> set[str]:
+        return {item.operation_id for item in (await stack.stub.ListOperations(pb.ListOperationsRequest())).operations}
+
+    after = await stack.until(listed, timeout_s=10.0, what="the next actuator")
+    assert after == before
+    assert len(after) == 2, "the overlay's and one for the group"
 
 
 async def test_nonsense_is_refused_by_field(stack: Any) -> None:

@@ -27,7 +27,7 @@ from actuator.shell.records import Records
 from trimtab.rpc.errors import Unavailable
 from trimtab.store.errors import FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease
-from trimtab.waiting import stopped_within
+from trimtab.waiting import stopped_within, to_its_end
 
 log = structlog.get_logger(__name__)
 
@@ -104,6 +104,9 @@ class Controller:
 
     async def change(self, function: Callable[[State, World, float], tuple[State, T]]) -> T:
         """Computes, stores, publishes. Raises what ``function`` raises, ``Unavailable`` when nothing may be written."""
+        return await to_its_end(self._change(function))
+
+    async def _change(self, function: Callable[[State, World, float], tuple[State, T]]) -> T:
         async with self._lock:
             self._require_serving()
             if self._mode is not Mode.ACTIVE or self._parts.lease.token is None:
@@ -112,6 +115,9 @@ class Controller:
             try:
                 await self._store(new)
             except StoreUnavailable as error:
+                # It may have been written all the same: the next step reads again what is there.
+                self._enter(Mode.FAIL_STATIC)
+                self.kick()
                 raise Unavailable("STORE_UNAVAILABLE", f"the store does not answer: {error}") from error
             self._publish(new)
         self.kick()

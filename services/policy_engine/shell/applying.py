@@ -25,6 +25,7 @@ from trimtab.store import keys
 from trimtab.store.documents import Documents
 from trimtab.store.errors import EtagMismatch, FencedOff
 from trimtab.store.lease import fenced_write
+from trimtab.waiting import to_its_end
 
 Resource = policy_pb2.ServicePolicy | policy_pb2.Pool
 R = TypeVar("R", policy_pb2.ServicePolicy, policy_pb2.Pool)
@@ -132,6 +133,9 @@ class Applier:
 
     async def delete_policy(self, name: str, etag: str) -> None:
         """Raises FailedPrecondition while a pool has it as a member."""
+        await to_its_end(self._delete_policy(name, etag))
+
+    async def _delete_policy(self, name: str, etag: str) -> None:
         token = await self._token()
         async with self._engine.lock:
             snapshot = await self._engine.catalog.refresh()
@@ -150,6 +154,9 @@ class Applier:
 
     async def delete_pool(self, name: str, etag: str) -> None:
         """Ends the management of the pool's GPUs; nothing is put to sleep or removed."""
+        await to_its_end(self._delete_pool(name, etag))
+
+    async def _delete_pool(self, name: str, etag: str) -> None:
         token = await self._token()
         async with self._engine.lock:
             snapshot = await self._engine.catalog.refresh()

@@ -1,11 +1,13 @@
 """The gRPC face: Schedule, GetTopology, ListDeploymentGroups, WatchCycles."""
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from prescheduler.core.domains import list_domains
 from prescheduler.core.groups import list_groups
+from prescheduler.core.model import ScalingRequest
 from prescheduler.core.tree import build_tree
 from prescheduler.shell import wire
 from prescheduler.shell.ledger import Ledger
@@ -16,6 +18,7 @@ from trimtab.rpc.errors import AlreadyExists
 from trimtab.rpc.validate import Violations
 from trimtab.rpc.watch import WatchHub
 from trimtab.store.lease import Lease
+from trimtab.waiting import to_its_end
 
 SERVICE_NAME = "trimtab.scheduler.v1.PreSchedulerService"
 MAX_PAGE_SIZE = 1000
@@ -32,15 +35,31 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         self._ledger = ledger
         self._lease = lease
         self._hub = hub
+        self._answering = asyncio.Lock()
 
     async def Schedule(
         self, request: scheduler_pb2.ScheduleRequest, _context: _Context
     ) -> scheduler_pb2.ScheduleResponse:
         """Place requests on a fresh tree; a request id that was answered before gets the first answer again."""
         requests = parse_schedule(request)
-        if request.validate_only or not request.request_id:
-            cycle = await self._scheduler.schedule(requests, validate_only=request.validate_only)
+        if request.validate_only:
+            cycle = await self._scheduler.schedule(requests, validate_only=True)
             return scheduler_pb2.ScheduleResponse(cycle=cycle)
+        if not request.request_id:
+            cycle = await to_its_end(self._scheduler.schedule(requests, validate_only=False))
+            return scheduler_pb2.ScheduleResponse(cycle=cycle)
+        return await to_its_end(self._schedule_once(request, requests))
+
+    async def _schedule_once(
+        self, request: scheduler_pb2.ScheduleRequest, requests: Sequence[ScalingRequest]
+    ) -> scheduler_pb2.ScheduleResponse:
+        """One such call at a time: a retry that overtakes its first attempt gets that one's answer too."""
+        async with self._answering:
+            return await self._answer(request, requests)
+
+    async def _answer(
+        self, request: scheduler_pb2.ScheduleRequest, requests: Sequence[ScalingRequest]
+    ) -> scheduler_pb2.ScheduleResponse:
         digest = hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()
         known = await self._ledger.read_answer(request.request_id)
         if known is not None:
