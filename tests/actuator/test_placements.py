@@ -127,6 +127,7 @@ def test_a_dry_run_changes_nothing() -> None:
     rig = Rig(gpus=4)
     answer = place(rig, group("g", 0), validate_only=True)
     assert (answer.results[0].accepted, answer.results[0].detail) == (True, "would be placed")
+    assert answer.results[0].operation_id == "", "there is no such operation"
     rig.run(5.0)
     assert (rig.memory.replicas, rig.memory.operations, rig.servers) == ({}, {}, {})
 

@@ -204,7 +204,7 @@ async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
             "ReportDemand",
             pb.ReportDemandRequest(
                 demands=[
-                    pb.ServiceDemand(service="chat", interval_s=float("nan")),
+                    pb.ServiceDemand(service="chat", interval_s=1e-320),
                     pb.ServiceDemand(service="chat", interval_s=1, arrivals=2**63),
                 ]
             ),

@@ -240,7 +240,7 @@ async def test_evaluate_is_dry_and_takes_overrides(engine, fake_actuator, eventu
     assert len(fake_actuator.states) == 1
     request.override_mask.paths[:] = ["spec.no_such_field"]
     error = await refusal(engine.stub.Evaluate(request))
-    assert field_violations(error)[0].field == "override_mask"
+    assert field_violations(error)[0].field == "override_mask.paths[0]"
 
 
 async def test_a_paused_pool_keeps_its_state_and_says_so(engine, fake_actuator, eventually, windows):
@@ -331,3 +331,27 @@ async def test_bootstrap_applies_what_is_absent_and_leaves_the_rest(
     await asyncio.sleep(0.5)
     kept = await second.stub.GetServicePolicy(policy_pb2.GetServicePolicyRequest(name="chat"))
     assert kept.service_policy.spec.roles[0].max_replicas == 9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mask", "field", "words"),
+    [
+        ([policy(), policy()], [], "policy_overrides", "twice"),
+        ([], ["spec"], "policy_overrides", "required with override_mask"),
+        ([policy()], ["spec.slo", "spec.nope"], "override_mask.paths[1]", "does not have"),
+        ([policy(low=3, high=8)], [], "policy_overrides[0].spec", "would not hold it"),
+        ([policy("nobody")], ["spec.priority"], "policy_overrides[0].metadata.name", "no ServicePolicy 'nobody'"),
+        ([policy(pooled=False)], [], "policy_overrides[0].spec.proportional", "never both"),
+    ],
+)
+async def test_what_could_not_be_applied_is_not_evaluated(engine, overrides, mask, field, words):
+    await apply_pool(engine, pool(gpus=2))
+    request = policy_pb2.EvaluateRequest(kind=POOL, name="shared", policy_overrides=overrides)
+    request.override_mask.paths.extend(mask)
+    error = await refusal(engine.stub.Evaluate(request))
+    assert words in {item.field: item.description for item in field_violations(error)}[field]
+
+
+async def test_a_request_id_is_bounded(engine):
+    error = await refusal(apply_policy(engine, policy(), request_id="r" * 129))
+    assert [item.field for item in field_violations(error)] == ["request_id"]

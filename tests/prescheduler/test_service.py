@@ -424,6 +424,7 @@ async def test_bad_call_names_every_field(store, store_url, free_port, start_act
         "requests[0].create_time",
         "requests[0].decision_id",
         "requests[0].fencing.writer",
+        "requests[0].fencing.token",
         "requests[0].expire_time",
     ]
     assert [item.field for item in field_violations(empty.value)] == ["requests"]

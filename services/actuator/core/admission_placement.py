@@ -128,15 +128,17 @@ def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> Group
     if not steps:
         last = taken_back[-1].operation_id if taken_back else ""
         text = f"takes {last} back" if last else "nothing to do"
-        return GroupOutcome(group=group.group, accepted=True, detail=text, operation_id=last)
+        known = "" if validate_only else last
+        return GroupOutcome(group=group.group, accepted=True, detail=text, operation_id=known)
     operation = _operation(d, group, steps)
     d.operations[operation.operation_id] = operation
     for spec in additions:
         # Bound from here on: nobody else gets these GPUs. The record has no address until the backend made it.
         record = Replica(spec=spec, life_cycle=LifeCycle.STARTING, since_s=d.now_s, cause="placed")
         d.hold(record, HoldOwner.START_UP, operation.operation_id)
-    text = "would be placed" if validate_only else ""
-    return GroupOutcome(group=group.group, accepted=True, detail=text, operation_id=operation.operation_id)
+    if validate_only:
+        return GroupOutcome(group=group.group, accepted=True, detail="would be placed")
+    return GroupOutcome(group=group.group, accepted=True, operation_id=operation.operation_id)
 
 
 def _same_exists(d: Draft, spec: Spec) -> bool:

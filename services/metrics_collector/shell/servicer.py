@@ -26,6 +26,8 @@ _MAX_KEYS = 1000
 _DEFAULT_HISTORY = 500
 _MAX_HISTORY = 5000
 _MAX_DEMANDS = 10_000
+# Shorter ones drown in the rounding of clocks.
+_MIN_REPORT_INTERVAL_S = 0.001
 _MAX_REPORT_INTERVAL_S = 60.0
 _MAX_COUNT = 10**12
 _END_OF_TIME_S = 253_402_300_799.0
@@ -152,7 +154,9 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
             with violations.below(f"demands[{index}]"):
                 violations.identifier("service", demand.service)
                 violations.require("service", demand.service not in demands, "is reported twice")
-                violations.finite_number("interval_s", demand.interval_s, above=0, maximum=_MAX_REPORT_INTERVAL_S)
+                violations.finite_number(
+                    "interval_s", demand.interval_s, minimum=_MIN_REPORT_INTERVAL_S, maximum=_MAX_REPORT_INTERVAL_S
+                )
                 for name in ("arrivals", "prompt_tokens", "requested_output_tokens", "held"):
                     violations.require(name, getattr(demand, name) <= _MAX_COUNT, f"may be at most {_MAX_COUNT}")
             demands[demand.service] = DemandReport(

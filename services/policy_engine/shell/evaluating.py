@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from policy_engine.core.crossrules import check_policy
 from policy_engine.core.decision import CoreInput, RecordHeader, assemble
 from policy_engine.core.draft import Draft
 from policy_engine.core.overlay import OverlayError
@@ -15,6 +18,7 @@ from policy_engine.shell.turn import Turn
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ResourceError, ServicePolicy, parse_service_policy
 from trimtab.rpc.errors import InvalidRequest, NotFound, Violation
+from trimtab.rpc.validate import Violations
 from trimtab.store import keys
 
 MAX_OVERRIDES = 256
@@ -33,9 +37,18 @@ async def evaluate(
 
 
 def _overrides(snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> dict[str, ServicePolicy]:
-    """The policies to use instead of stored ones."""
-    if len(request.policy_overrides) > MAX_OVERRIDES:
-        raise InvalidRequest([Violation("policy_overrides", f"has more than {MAX_OVERRIDES} entries")])
+    """The policies to use instead of stored ones; what could not be applied is not evaluated either."""
+    violations = Violations()
+    count = len(request.policy_overrides)
+    violations.require("policy_overrides", count <= MAX_OVERRIDES, f"has more than {MAX_OVERRIDES} entries")
+    names = {override.metadata.name for override in request.policy_overrides}
+    violations.require("policy_overrides", len(names) == count, "names a policy twice")
+    for position, path in enumerate(request.override_mask.paths):
+        known = FieldMask(paths=[path]).IsValidForDescriptor(policy_pb2.ServicePolicy.DESCRIPTOR)
+        violations.require(f"override_mask.paths[{position}]", known, "names a field that ServicePolicy does not have")
+    masks_nothing = bool(request.override_mask.paths) and not count
+    violations.require("policy_overrides", not masks_nothing, "is required with override_mask")
+    violations.raise_if_any()
     found: dict[str, ServicePolicy] = {}
     for position, override in enumerate(request.policy_overrides):
         field = f"policy_overrides[{position}]"
@@ -47,8 +60,6 @@ def _overrides(snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> dict[
                 raise InvalidRequest([Violation(f"{field}.metadata.name", f"no ServicePolicy {name!r} to change")])
             merged = policy_pb2.ServicePolicy()
             merged.CopyFrom(stored)
-            if not request.override_mask.IsValidForDescriptor(policy_pb2.ServicePolicy.DESCRIPTOR):
-                raise InvalidRequest([Violation("override_mask", "names a field that ServicePolicy does not have")])
             request.override_mask.MergeMessage(override, merged, True, True)
         try:
             found[name] = parse_service_policy(merged)
@@ -56,6 +67,11 @@ def _overrides(snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> dict[
             raise InvalidRequest(
                 [Violation(f"{field}.{fault.proto_field}", fault.description) for fault in error.violations]
             ) from error
+    pools, policies = tuple(snapshot.pools.values()), {**snapshot.policies, **found}
+    for position, policy in enumerate(found.values()):
+        for fault in check_policy(policy, pools, policies):
+            violations.add(f"policy_overrides[{position}].{fault.proto_field}", fault.description)
+    violations.raise_if_any()
     return found
 
 

@@ -39,6 +39,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.ApplyServicePolicyRequest, context: Context
     ) -> policy_pb2.ApplyServicePolicyResponse:
         """Creates or replaces a policy."""
+        _check_request_id(request.request_id)
         return await self.apply_service_policy(request)
 
     async def apply_service_policy(
@@ -52,6 +53,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def ApplyPool(self, request: policy_pb2.ApplyPoolRequest, context: Context) -> policy_pb2.ApplyPoolResponse:
         """Creates or replaces a pool."""
+        _check_request_id(request.request_id)
         return await self.apply_pool(request)
 
     async def apply_pool(
@@ -220,6 +222,12 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         else:
             lines.append("replay: " + ("the same, bit for bit" if matches else "differs from what was recorded"))
         return policy_pb2.ExplainDecisionResponse(decision=record, lines=lines, replay_matches=matches)
+
+
+def _check_request_id(request_id: str) -> None:
+    violations = Violations()
+    violations.bounded_string("request_id", request_id, max_length=128, required=False)
+    violations.raise_if_any()
 
 
 def _name(name: str) -> str:

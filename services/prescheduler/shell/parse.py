@@ -35,6 +35,7 @@ def parse_schedule(
             if not request.validate_only:
                 violations.require("decision_id", bool(item.decision_id), "is required unless validate_only")
                 violations.require("fencing.writer", bool(item.fencing.writer), "is required unless validate_only")
+                violations.require("fencing.token", item.fencing.token > 0, "is required unless validate_only")
                 violations.require("expire_time", item.HasField("expire_time"), "is required unless validate_only")
         services.add(item.service)
         if found is not None:

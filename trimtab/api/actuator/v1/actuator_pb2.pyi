@@ -490,7 +490,9 @@ class PoolState(_message.Message):
     @_builtins.property
     def floors(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberFloor]: ...
     @_builtins.property
-    def expire_time(self) -> _timestamp_pb2.Timestamp: ...
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Refused after it; absent: never."""
+
     def __init__(
         self,
         *,
@@ -525,6 +527,7 @@ class ListReplicasRequest(_message.Message):
     service: _builtins.str
     pool: _builtins.str
     page_size: _builtins.int
+    """At most 10,000; 0 for the default of 1,000."""
     page_token: _builtins.str
     def __init__(
         self,
@@ -740,14 +743,16 @@ class ApplyPlacementsRequest(_message.Message):
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     inventory_revision: _builtins.int
     request_id: _builtins.str
-    """Makes a retry safe."""
+    """Makes a retry safe: the same id gives the first answer again, and is refused for other groups."""
     validate_only: _builtins.bool
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_scheduler_pb2.GroupPlacement]: ...
     @_builtins.property
     def fencing(self) -> _types_pb2.Fencing: ...
     @_builtins.property
-    def expire_time(self) -> _timestamp_pb2.Timestamp: ...
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Refused after it; absent: never."""
+
     def __init__(
         self,
         *,
@@ -799,6 +804,7 @@ class GroupResult(_message.Message):
     detail: _builtins.str
     """Why not."""
     operation_id: _builtins.str
+    """Empty when nothing has to change, and with `validate_only`."""
     def __init__(
         self,
         *,
@@ -916,6 +922,7 @@ class ListOperationsRequest(_message.Message):
     """Newest first. Empty for all."""
     unfinished_only: _builtins.bool
     page_size: _builtins.int
+    """At most 10,000; 0 for the default of 1,000."""
     page_token: _builtins.str
     def __init__(
         self,
@@ -1179,7 +1186,7 @@ class AcknowledgeEndpointsRequest(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     revision: _builtins.int
-    """The revision that the gateway routes by; 0 before its first."""
+    """The revision that the gateway routes by; 0 before its first. One that was never published here counts as 0."""
     @_builtins.property
     def in_flight(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInFlight]:
         """Its requests on replicas that are not routable any more, by replica; a replica that is absent has none."""

@@ -122,7 +122,7 @@ class ActuatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ApplyPoolState(self, request, context):
-        """The pool's absolute desired state. Idempotent by state revision.
+        """The pool's absolute desired state. Idempotent by state revision: the same one with other content is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

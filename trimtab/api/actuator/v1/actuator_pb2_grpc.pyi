@@ -39,7 +39,7 @@ class ActuatorServiceStub:
     ApplyPlacements: _grpc.UnaryUnaryMultiCallable[_actuator_pb2.ApplyPlacementsRequest, _actuator_pb2.ApplyPlacementsResponse]
     """Atomic per group. FAILED_PRECONDITION on an old inventory revision, an expired or a fenced-off writer."""
     ApplyPoolState: _grpc.UnaryUnaryMultiCallable[_actuator_pb2.ApplyPoolStateRequest, _actuator_pb2.ApplyPoolStateResponse]
-    """The pool's absolute desired state. Idempotent by state revision."""
+    """The pool's absolute desired state. Idempotent by state revision: the same one with other content is refused."""
     GetOperation: _grpc.UnaryUnaryMultiCallable[_actuator_pb2.GetOperationRequest, _actuator_pb2.GetOperationResponse]
     ListOperations: _grpc.UnaryUnaryMultiCallable[_actuator_pb2.ListOperationsRequest, _actuator_pb2.ListOperationsResponse]
     WatchOperations: _grpc.UnaryStreamMultiCallable[_actuator_pb2.WatchOperationsRequest, _actuator_pb2.WatchOperationsResponse]
@@ -62,7 +62,7 @@ class ActuatorServiceAsyncStub(ActuatorServiceStub):
     ApplyPlacements: _aio.UnaryUnaryMultiCallable[_actuator_pb2.ApplyPlacementsRequest, _actuator_pb2.ApplyPlacementsResponse]  # type: ignore[assignment]
     """Atomic per group. FAILED_PRECONDITION on an old inventory revision, an expired or a fenced-off writer."""
     ApplyPoolState: _aio.UnaryUnaryMultiCallable[_actuator_pb2.ApplyPoolStateRequest, _actuator_pb2.ApplyPoolStateResponse]  # type: ignore[assignment]
-    """The pool's absolute desired state. Idempotent by state revision."""
+    """The pool's absolute desired state. Idempotent by state revision: the same one with other content is refused."""
     GetOperation: _aio.UnaryUnaryMultiCallable[_actuator_pb2.GetOperationRequest, _actuator_pb2.GetOperationResponse]  # type: ignore[assignment]
     ListOperations: _aio.UnaryUnaryMultiCallable[_actuator_pb2.ListOperationsRequest, _actuator_pb2.ListOperationsResponse]  # type: ignore[assignment]
     WatchOperations: _aio.UnaryStreamMultiCallable[_actuator_pb2.WatchOperationsRequest, _actuator_pb2.WatchOperationsResponse]  # type: ignore[assignment]
@@ -112,7 +112,7 @@ class ActuatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _actuator_pb2.ApplyPoolStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_actuator_pb2.ApplyPoolStateResponse, _abc.Awaitable[_actuator_pb2.ApplyPoolStateResponse]]:
-        """The pool's absolute desired state. Idempotent by state revision."""
+        """The pool's absolute desired state. Idempotent by state revision: the same one with other content is refused."""
 
     @_abc_1.abstractmethod
     def GetOperation(

@@ -902,7 +902,7 @@ Global___ReportDemandRequest: _TypeAlias = ReportDemandRequest  # noqa: Y015
 
 @_typing.final
 class ServiceDemand(_message.Message):
-    """Since the gateway's last report, which lies `interval_s` back."""
+    """Since the gateway's last report, which lies `interval_s` back, 0.001 to 60. Counts are at most 10^12."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

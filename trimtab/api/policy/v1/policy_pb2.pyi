@@ -727,6 +727,7 @@ class ApplyServicePolicyRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     request_id: _builtins.str
+    """At most 128 characters. A retry is safe with or without it: the same content again is no change, whatever its etag."""
     @_builtins.property
     def service_policy(self) -> Global___ServicePolicy: ...
     def __init__(
@@ -813,6 +814,7 @@ class ListServicePoliciesRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
+    """At most 1,000; 0 for the default of 500."""
     page_token: _builtins.str
     def __init__(
         self,
@@ -897,6 +899,7 @@ class ApplyPoolRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     request_id: _builtins.str
+    """At most 128 characters. A retry is safe with or without it: the same content again is no change, whatever its etag."""
     @_builtins.property
     def pool(self) -> Global___Pool: ...
     def __init__(
@@ -983,6 +986,7 @@ class ListPoolsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
+    """At most 1,000; 0 for the default of 500."""
     page_token: _builtins.str
     def __init__(
         self,
@@ -1183,7 +1187,9 @@ class EvaluateRequest(_message.Message):
     name: _builtins.str
     @_builtins.property
     def policy_overrides(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServicePolicy]:
-        """Instead of the stored policies, by name: only the fields in `override_mask` are taken, all when it is empty."""
+        """Instead of the stored policies, by name: only the fields in `override_mask` are taken, all when it is empty.
+        Refused when ApplyServicePolicy would refuse the result.
+        """
 
     @_builtins.property
     def override_mask(self) -> _field_mask_pb2.FieldMask: ...
@@ -1567,7 +1573,7 @@ class WatchDecisionsRequest(_message.Message):
 
     REPLAY_LAST_FIELD_NUMBER: _builtins.int
     replay_last: _builtins.int
-    """Start with this many past decisions."""
+    """Start with this many past decisions, oldest first; at most 500. There is no other snapshot."""
     def __init__(
         self,
         *,

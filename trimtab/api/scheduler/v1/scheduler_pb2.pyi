@@ -246,7 +246,7 @@ class ReplicaPlacement(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Unique in the cluster."""
+    """Unique in the cluster: letters, digits and inner . - _, at most 253."""
     role: _types_pb2.Role.ValueType
     node: _builtins.str
     model: _builtins.str
@@ -315,6 +315,7 @@ class GroupPlacement(_message.Message):
     group: _builtins.str
     service: _builtins.str
     cluster: _builtins.str
+    """An actuator refuses another cluster's; empty for its own."""
     domain: _builtins.str
     """The domain that the group is bound to, such as "s2-0"."""
     domain_level: _types_pb2.TopologyLevel.ValueType
@@ -696,6 +697,7 @@ class ListDeploymentGroupsRequest(_message.Message):
     service: _builtins.str
     """Empty for every service."""
     page_size: _builtins.int
+    """At most 1,000, which is the default too."""
     page_token: _builtins.str
     def __init__(
         self,

@@ -80,7 +80,7 @@ class PreSchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchCycles(self, request, context):
-        """One message per scheduling cycle that placed, removed or denied something; bookmarks otherwise.
+        """The newest cycle, then one message per scheduling cycle that placed, removed or denied something; bookmarks otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

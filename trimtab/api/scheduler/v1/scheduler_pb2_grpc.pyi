@@ -37,7 +37,7 @@ class PreSchedulerServiceStub:
     """The tree of the newest cycle, as one row per domain."""
     ListDeploymentGroups: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListDeploymentGroupsRequest, _scheduler_pb2.ListDeploymentGroupsResponse]
     WatchCycles: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchCyclesRequest, _scheduler_pb2.WatchCyclesResponse]
-    """One message per scheduling cycle that placed, removed or denied something; bookmarks otherwise."""
+    """The newest cycle, then one message per scheduling cycle that placed, removed or denied something; bookmarks otherwise."""
 
 @_typing.type_check_only
 class PreSchedulerServiceAsyncStub(PreSchedulerServiceStub):
@@ -48,7 +48,7 @@ class PreSchedulerServiceAsyncStub(PreSchedulerServiceStub):
     """The tree of the newest cycle, as one row per domain."""
     ListDeploymentGroups: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListDeploymentGroupsRequest, _scheduler_pb2.ListDeploymentGroupsResponse]  # type: ignore[assignment]
     WatchCycles: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchCyclesRequest, _scheduler_pb2.WatchCyclesResponse]  # type: ignore[assignment]
-    """One message per scheduling cycle that placed, removed or denied something; bookmarks otherwise."""
+    """The newest cycle, then one message per scheduling cycle that placed, removed or denied something; bookmarks otherwise."""
 
 class PreSchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -80,6 +80,6 @@ class PreSchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.WatchCyclesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.WatchCyclesResponse], _abc.AsyncIterator[_scheduler_pb2.WatchCyclesResponse]]:
-        """One message per scheduling cycle that placed, removed or denied something; bookmarks otherwise."""
+        """The newest cycle, then one message per scheduling cycle that placed, removed or denied something; bookmarks otherwise."""
 
 def add_PreSchedulerServiceServicer_to_server(servicer: PreSchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
