@@ -1,0 +1,104 @@
+"""The one writer of the state: what a caller that goes, or a store that does not answer, leaves behind."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from actuator_rig import LIMITS
+from prometheus_client import CollectorRegistry
+
+from actuator.core.model import State
+from actuator.core.world import World
+from actuator.shell.controller import Controller, ControllerParts
+from actuator.shell.metrics import ActuatorMetrics
+from actuator.shell.publisher import Publisher
+from trimtab.rpc.errors import Unavailable
+from trimtab.store.errors import StoreUnavailable
+
+
+class SlowRecords:
+    """A store that takes a write and answers when told to, if at all."""
+
+    def __init__(self) -> None:
+        self.kept = State()
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.silent = False
+        self.loads = 0
+        self.counters: list[int] = []
+
+    async def load(self) -> State:
+        self.loads += 1
+        return self.kept
+
+    async def last_token(self) -> int:
+        return 1
+
+    async def save(self, _old: State, new: State, _token: int) -> None:
+        self.kept = new
+        self.counters.append(new.meta.operation_counter)
+        await self.answering.wait()
+        if self.silent:
+            self.silent = False
+            raise StoreUnavailable("no answer")
+
+
+@pytest.fixture
+async def running() -> Any:
+    records, stopping = SlowRecords(), asyncio.Event()
+    world = World(listed={})
+    parts: Any = ControllerParts(
+        lease=SimpleNamespace(token=1, held=True, ttl_s=3.0),
+        records=records,
+        observer=SimpleNamespace(complete=True, world=lambda _busy: world),
+        publisher=Publisher(cluster="local", lease_s=3.0, sight=lambda _name: None),
+        metrics=ActuatorMetrics(CollectorRegistry()),
+        limits=LIMITS,
+        now_s=lambda: 100.0,
+    )
+    controller = Controller(parts, interval_s=0.01)
+    task = asyncio.create_task(controller.run(stopping))
+    await eventually(lambda: controller.serving)
+    yield controller, records
+    records.answering.set()
+    stopping.set()
+    controller.kick()
+    await asyncio.wait_for(task, 5)
+
+
+async def eventually(condition: Any) -> None:
+    give_up = asyncio.get_running_loop().time() + 5
+    while not condition():
+        assert asyncio.get_running_loop().time() < give_up
+        await asyncio.sleep(0.005)
+
+
+def counted(state: State, _world: World, _now_s: float) -> tuple[State, int]:
+    number = state.meta.operation_counter + 1
+    return replace(state, meta=replace(state.meta, operation_counter=number)), number
+
+
+async def test_memory_and_store_agree_though_the_caller_went_while_it_was_stored(running: Any) -> None:
+    controller, records = running
+    records.answering.clear()
+    caller = asyncio.create_task(controller.change(counted))
+    await eventually(lambda: records.kept.meta.operation_counter == 1)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    records.answering.set()
+    assert await asyncio.wait_for(controller.change(counted), 5) == 2
+    assert records.kept.meta.operation_counter == controller.state.meta.operation_counter == 2
+
+
+async def test_a_write_that_was_not_answered_is_read_again_before_the_next(running: Any) -> None:
+    controller, records = running
+    loads = records.loads
+    records.silent = True
+    with pytest.raises(Unavailable):
+        await controller.change(counted)
+    assert max(records.counters) == 1, "it was written all the same"
+    await eventually(lambda: records.loads > loads and records.kept.meta == controller.state.meta)
+    assert await controller.change(counted) == 1
