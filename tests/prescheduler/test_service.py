@@ -116,7 +116,16 @@ async def test_request_is_placed_once_and_nothing_is_written_after(store, store_
     assert [item.group for item in result.groups] == [write.groups[0].group]
 
 
-async def test_scale_in_is_asked_for_once_while_the_operation_runs(store, store_url, free_port, start_actuator) -> None:
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (actuator_pb2.STEP_KIND_DELETE, actuator_pb2.OPERATION_STATE_RUNNING),
+        (actuator_pb2.STEP_KIND_CREATE, actuator_pb2.OPERATION_STATE_ROLLING_BACK),
+    ],
+)
+async def test_scale_in_is_asked_for_once_while_the_operation_runs(
+    store, store_url, free_port, start_actuator, kind, state
+) -> None:
     """The victim looks active for a while after the write was accepted: it must not cost a second one."""
     actuator, _ = await start_actuator("a", ROWS)
     for name, role in (("p0", P), ("d0", D), ("d1", D), ("d2", D)):
@@ -131,11 +140,7 @@ async def test_scale_in_is_asked_for_once_while_the_operation_runs(store, store_
     actuator.operations.append(
         actuator_pb2.Operation(
             operation_id="o-1",
-            steps=[
-                actuator_pb2.OperationStep(
-                    kind=actuator_pb2.STEP_KIND_DELETE, replica="d2", state=actuator_pb2.OPERATION_STATE_RUNNING
-                )
-            ],
+            steps=[actuator_pb2.OperationStep(kind=kind, replica="d2", state=state)],
         )
     )
     async with prescheduler(store, store_url, free_port, actuator) as running:
@@ -399,6 +404,32 @@ async def test_schedule_with_a_known_request_id_answers_the_same(store, store_ur
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.stub.Schedule(call, timeout=5)
         assert error_reason(refused.value) == "REQUEST_ID_REUSED"
+
+
+async def test_a_retry_that_overtakes_its_first_attempt_gets_the_same_answer(
+    store, store_url, free_port, start_actuator
+) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        call = scheduler_pb2.ScheduleRequest(requests=[wanted()], request_id="once")
+        answers = await asyncio.gather(*(running.stub.Schedule(call, timeout=5) for _ in range(3)))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0].cycle.results[0].outcome == scheduler_pb2.SCHEDULING_OUTCOME_PLACED
+
+
+async def test_a_watcher_sees_every_cycle_once(store, store_url, free_port, start_actuator) -> None:
+    actuator, _ = await start_actuator("a", ROWS)
+    async with prescheduler(store, store_url, free_port, actuator) as running:
+        await running.ask(wanted())
+        await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
+        stream = running.stub.WatchCycles(scheduler_pb2.WatchCyclesRequest())
+        seen = []
+        async for message in stream:
+            if message.WhichOneof("event") == "bookmark":
+                break
+            seen.append(message.cycle.cycle_id)
+        stream.cancel()
+    assert len(seen) == len(set(seen)) >= 1
 
 
 async def test_bad_call_names_every_field(store, store_url, free_port, start_actuator) -> None:

@@ -121,7 +121,10 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         newest = [
             scheduler_pb2.WatchCyclesResponse(cycle=entry.message) for entry in await self._ledger.cycles.read_last(1)
         ]
-        async for message in self._hub.watch(snapshot=lambda: newest):
+        # The stream of cycles is read at intervals: it may bring the newest one once more.
+        shown = {message.cycle.cycle_id for message in newest}
+        stream = self._hub.watch(snapshot=lambda: newest, keep=lambda message: message.cycle.cycle_id not in shown)
+        async for message in stream:
             yield message
 
 

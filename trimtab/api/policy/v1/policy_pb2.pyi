@@ -179,6 +179,7 @@ class ServicePolicySpec(_message.Message):
     priority: _builtins.int
     """Higher first when capacity is short."""
     affinity: _types_pb2.TopologyLevel.ValueType
+    """The cluster when unspecified."""
     staleness_s: _builtins.float
     """Older observations are not acted on."""
     allow_partial: _builtins.bool
@@ -267,6 +268,7 @@ class RoleSpec(_message.Message):
     min_replicas: _builtins.int
     max_replicas: _builtins.int
     gpus_per_replica: _builtins.int
+    """0 means 1."""
     profile: _builtins.str
     """Which simulated profile or pod template makes a replica."""
     @_builtins.property
@@ -372,6 +374,7 @@ class Proportional(_message.Message):
     MAX_STEP_UNITS_FIELD_NUMBER: _builtins.int
     DRAIN_HORIZON_S_FIELD_NUMBER: _builtins.int
     metric: Global___ProportionalMetric.ValueType
+    """Decode when unspecified."""
     target_per_replica: _builtins.float
     """Tokens per second that one replica of the metric's role should carry."""
     scale_out_tolerance: _builtins.float
@@ -673,6 +676,7 @@ class PoolMember(_message.Message):
     service: _builtins.str
     """The ServicePolicy's name; floors and ceilings are its."""
     role: _types_pb2.Role.ValueType
+    """Colocated when unspecified."""
     initial_awake: _builtins.int
     """Awake at the pool's birth."""
     @_builtins.property

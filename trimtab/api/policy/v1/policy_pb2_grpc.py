@@ -125,7 +125,7 @@ class PolicyServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ApplyServicePolicy(self, request, context):
-        """Creates or replaces. ABORTED when `etag` is given and not the current one.
+        """Creates or replaces. ABORTED when `etag` is given and not the current one, unless the content is the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

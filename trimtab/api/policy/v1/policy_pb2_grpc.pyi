@@ -32,7 +32,7 @@ class PolicyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PolicyServiceAsyncStub: ...
     ApplyServicePolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ApplyServicePolicyRequest, _policy_pb2.ApplyServicePolicyResponse]
-    """Creates or replaces. ABORTED when `etag` is given and not the current one."""
+    """Creates or replaces. ABORTED when `etag` is given and not the current one, unless the content is the same."""
     GetServicePolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.GetServicePolicyRequest, _policy_pb2.GetServicePolicyResponse]
     ListServicePolicies: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ListServicePoliciesRequest, _policy_pb2.ListServicePoliciesResponse]
     DeleteServicePolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.DeleteServicePolicyRequest, _policy_pb2.DeleteServicePolicyResponse]
@@ -58,7 +58,7 @@ class PolicyServiceStub:
 class PolicyServiceAsyncStub(PolicyServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ApplyServicePolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.ApplyServicePolicyRequest, _policy_pb2.ApplyServicePolicyResponse]  # type: ignore[assignment]
-    """Creates or replaces. ABORTED when `etag` is given and not the current one."""
+    """Creates or replaces. ABORTED when `etag` is given and not the current one, unless the content is the same."""
     GetServicePolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.GetServicePolicyRequest, _policy_pb2.GetServicePolicyResponse]  # type: ignore[assignment]
     ListServicePolicies: _aio.UnaryUnaryMultiCallable[_policy_pb2.ListServicePoliciesRequest, _policy_pb2.ListServicePoliciesResponse]  # type: ignore[assignment]
     DeleteServicePolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.DeleteServicePolicyRequest, _policy_pb2.DeleteServicePolicyResponse]  # type: ignore[assignment]
@@ -87,7 +87,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.ApplyServicePolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.ApplyServicePolicyResponse, _abc.Awaitable[_policy_pb2.ApplyServicePolicyResponse]]:
-        """Creates or replaces. ABORTED when `etag` is given and not the current one."""
+        """Creates or replaces. ABORTED when `etag` is given and not the current one, unless the content is the same."""
 
     @_abc_1.abstractmethod
     def GetServicePolicy(

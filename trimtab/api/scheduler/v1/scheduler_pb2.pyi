@@ -601,7 +601,7 @@ class ScheduleRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     request_id: _builtins.str
-    """Makes a retry safe: the same id gives the first answer again."""
+    """Makes a retry safe: the same id gives the first answer again, and is refused with another call."""
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScalingRequest]: ...
     def __init__(
