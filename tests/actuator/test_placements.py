@@ -14,7 +14,7 @@ from actuator.core.admission_placement import (
 )
 from actuator.core.cancelling import cancel_operation
 from actuator.core.draft import Draft
-from actuator.core.fencing import Refused
+from actuator.core.fencing import MAX_WRITERS, Refused
 from actuator.core.model import OperationState, Role, State
 
 
@@ -121,6 +121,16 @@ def test_a_request_id_does_not_answer_for_another_request() -> None:
     with pytest.raises(Refused) as caught:
         place(rig, group("h", 1, prefix="s"), request_id="r")
     assert caught.value.reason == "REQUEST_ID_REUSED"
+
+
+def test_writers_are_bounded_and_those_known_go_on() -> None:
+    rig = Rig(gpus=4)
+    for number in range(MAX_WRITERS):
+        place(rig, group("g", 0), writer=f"w-{number}")
+    with pytest.raises(Refused) as caught:
+        place(rig, group("g", 0), writer="one-more")
+    assert caught.value.reason == "TOO_MANY_WRITERS"
+    assert place(rig, group("g", 0), writer="w-0", token=2).results[0].accepted
 
 
 def test_a_dry_run_changes_nothing() -> None:

@@ -352,6 +352,13 @@ async def test_what_could_not_be_applied_is_not_evaluated(engine, overrides, mas
     assert words in {item.field: item.description for item in field_violations(error)}[field]
 
 
+async def test_a_rollback_names_its_revision(engine):
+    missing = await refusal(engine.stub.Rollback(policy_pb2.RollbackRequest(kind=POLICY, name="chat")))
+    assert [item.field for item in field_violations(missing)] == ["revision"]
+    unknown = await refusal(engine.stub.Rollback(policy_pb2.RollbackRequest(kind=POLICY, name="chat", revision=99)))
+    assert (unknown.code(), error_reason(unknown)) == (grpc.StatusCode.NOT_FOUND, "NO_SUCH_REVISION")
+
+
 async def test_a_request_id_is_bounded(engine):
     error = await refusal(apply_policy(engine, policy(), request_id="r" * 129))
     assert [item.field for item in field_violations(error)] == ["request_id"]

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 
 from actuator.core.model import Meta
 
+MAX_WRITERS = 64
+
 
 @dataclass
 class Refused(Exception):
@@ -34,9 +36,11 @@ def check_token(meta: Meta, writer: str, token: int) -> None:
 
 
 def remember_token(meta: Meta, writer: str, token: int) -> Meta:
-    """With the writer's highest token."""
+    """With the writer's highest token. Raises ``Refused`` beyond ``MAX_WRITERS``: every name is kept for ever."""
     if token <= meta.fencing.get(writer, 0):
         return meta
+    if writer not in meta.fencing and len(meta.fencing) >= MAX_WRITERS:
+        raise refuse("TOO_MANY_WRITERS", f"{MAX_WRITERS} writers are known already, {writer} is not one of them")
     return replace(meta, fencing={**meta.fencing, writer: token})
 
 

@@ -133,6 +133,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def Rollback(self, request: policy_pb2.RollbackRequest, context: Context) -> policy_pb2.RollbackResponse:
         """Applies an earlier version again."""
         kind, name = _subject(request.kind, request.name)
+        violations = Violations()
+        violations.require("revision", request.revision > 0, "is required")
+        violations.raise_if_any()
         if kind == POLICIES:
             policy = await self.engine.catalog.policies.version(name, request.revision)
             if policy is None:
