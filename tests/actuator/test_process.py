@@ -434,7 +434,8 @@ async def test_a_revision_that_was_never_published_proves_nothing(stack: Any) ->
     stack.start_fleet()
     stack.start_actuator()
     await stack.bring_up()
-    lie = pb.AcknowledgeEndpointsRequest(gateway="gateway-t", revision=2**63)
+    given = pb.ReplicaInFlight(replica="127.0.0.1:8000", requests=1)
+    lie = pb.AcknowledgeEndpointsRequest(gateway="gateway-t", revision=2**63, in_flight=[given])
     await stack.stub.AcknowledgeEndpoints(lie, timeout=3)
     response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
 

@@ -17,6 +17,7 @@ from trimtab.rpc.validate import Violations
 
 MAX_OVERLAY = 20_000
 MAX_GPUS_PER_NODE = 64
+MAX_GIVEN_NAME = 512
 
 _ROLES: Mapping[Role, "types_pb2.Role.ValueType"] = {
     Role.COLOCATED: types_pb2.ROLE_COLOCATED,
@@ -208,7 +209,8 @@ def parse_gateway(request: pb.AcknowledgeEndpointsRequest, *, lease_until_s: flo
     v.require("in_flight", len(request.in_flight) <= MAX_OVERLAY, f"may have at most {MAX_OVERLAY} replicas")
     for i, item in enumerate(request.in_flight[:MAX_OVERLAY]):
         with v.below(f"in_flight[{i}]"):
-            v.object_name("replica", item.replica)
+            # A given server without a name of its own goes by its address.
+            v.bounded_string("replica", item.replica, max_length=MAX_GIVEN_NAME)
             v.require("pinned", item.pinned <= item.requests, f"is {item.pinned} of {item.requests} requests")
     names = {item.replica for item in request.in_flight}
     v.require("in_flight", len(names) == len(request.in_flight), "names a replica twice")
