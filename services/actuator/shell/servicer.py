@@ -50,7 +50,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         v = Violations()
         v.bounded_string("service", request.service, max_length=63, required=False)
         v.bounded_string("pool", request.pool, max_length=63, required=False)
-        v.bounded_string("page_token", request.page_token, required=False)
+        v.bounded_string("page_token", request.page_token, max_length=codec.MAX_GIVEN_NAME, required=False)
         size = _page_size(v, request.page_size)
         v.raise_if_any()
         state = self._controller.state
