@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DURATION ?= 120
-DEMO_FLAGS := --duration $(DURATION) $(if $(TRACE),--trace $(TRACE)) $(if $(TRACE_START),--trace-start $(TRACE_START)) $(if $(TRACE_SCALE),--trace-scale $(TRACE_SCALE))
+DEMO_FLAGS := --duration $(DURATION) $(if $(TRACE),--trace $(TRACE)) $(if $(TRACE_START),--trace-start $(TRACE_START)) $(if $(TRACE_SCALE),--trace-scale $(TRACE_SCALE)) $(if $(PORT_BASE),--port-base $(PORT_BASE))
 
 .PHONY: setup demo up test lint bench proto clean
 
@@ -21,7 +21,7 @@ demo: setup
 	$(BIN)/trimtab demo $(DEMO_FLAGS)
 
 up: setup
-	$(BIN)/trimtab up
+	$(BIN)/trimtab up $(if $(PORT_BASE),--port-base $(PORT_BASE))
 
 test: setup
 	$(BIN)/python -m pytest

@@ -13,6 +13,8 @@ from trimtab.errors import StartupError
 
 def split_address(address: str) -> tuple[str, int]:
     """``host:port`` or ``[v6]:port`` → (host, port). Raises ``ValueError`` that says what is wrong."""
+    if "://" in address:
+        raise ValueError(f"{address!r} is a URL; give host:port")
     host, separator, port_text = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

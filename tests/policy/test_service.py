@@ -158,6 +158,18 @@ async def test_a_raised_floor_is_not_held_against_how_the_pool_began(engine):
     assert "only 1 fit into the pool's 4 GPUs" in field_violations(error)[0].description
 
 
+async def test_what_a_pools_servers_run_is_not_changed_under_them(engine):
+    await apply_pool(engine, pool())
+    other = policy("chat", gpus=2)
+    other.spec.model = "another"
+    error = await refusal(apply_policy(engine, other))
+    found = {item.field: item.description for item in field_violations(error)}
+    assert "made with model m" in found["service_policy.spec.model"]
+    assert "made with 1 GPUs each" in found["service_policy.spec.roles[0].gpus_per_replica"]
+    await engine.stub.DeletePool(policy_pb2.DeletePoolRequest(name="shared"))
+    assert (await apply_policy(engine, other)).changed
+
+
 async def test_etags_and_repeats(engine):
     first = (await apply_policy(engine, policy("new"))).service_policy
     assert first.metadata.etag

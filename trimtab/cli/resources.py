@@ -53,7 +53,7 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
             try:
                 resources.append(parse_document(document))
             except ResourceError as error:
-                raise CommandError(f"{place}: {error}") from None
+                raise CommandError(f"{place}: {str(error).removeprefix(': ')}") from None
     if not resources:
         raise CommandError(f"no resource in {', '.join(str(path) for path in paths)}")
     return sorted(resources, key=lambda resource: isinstance(resource, Pool))
@@ -115,6 +115,8 @@ def get_command(
     as_yaml: Annotated[bool, typer.Option("--yaml", help="As `apply -f` takes it.")] = False,
 ) -> None:
     """Show resources as they are stored."""
+    if as_json and as_yaml:
+        raise CommandError("give --json or --yaml, not both")
     number = kind_number(kind)
     resources = call(endpoints_of(context), lambda services: _fetch(services, number, name))
     documents = [to_document(resource) for resource in resources]

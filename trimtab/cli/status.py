@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
@@ -37,6 +38,8 @@ from trimtab.rpc.errors import describe
 
 REFRESH_S = 0.5
 SVG_WIDTH = 160
+# Narrower terminals get the columns that tell whether a service is well.
+WIDE_COLUMNS = 130
 LAST_DECISIONS = 8
 LAST_FAILING_TARGETS = 5
 _REGION_STYLES = {
@@ -51,6 +54,7 @@ _OUTCOME_STYLES = {
     decision_pb2.OUTCOME_STATE_ROLLED_BACK: "red",
     decision_pb2.OUTCOME_STATE_DENIED: "red",
 }
+_NO_LEADER = "this policy engine does not lead: another one does, or the store does not answer and nothing is decided"
 # A colour per service, so that the GPU map and the table speak of the same thing.
 _SERVICE_COLOURS = ("blue", "magenta", "yellow", "cyan", "green", "red")
 
@@ -90,11 +94,26 @@ async def fetch_picture(services: Services) -> Picture:
         targets = await fetch_targets(services)
     except grpc.aio.AioRpcError as error:
         return Picture(status=status, decisions=listing.decisions, error=f"collector: {describe(error)}")
-    return Picture(status=status, decisions=listing.decisions, failing_targets=failing(targets))
+    ill = failing(targets)
+    if ill:
+        ill = failing(ill, await _starting(services))
+    return Picture(status=status, decisions=listing.decisions, failing_targets=ill)
 
 
-def render(picture: Picture, *, progress: Progress | None = None, events: Sequence[str] = ()) -> RenderableType:
-    """The whole view."""
+async def _starting(services: Services) -> frozenset[str]:
+    """Replicas that the actuator is bringing up; none when it does not say."""
+    try:
+        reply = await services.actuator.ListReplicas(actuator_pb2.ListReplicasRequest(page_size=1000), timeout=2.0)
+    except grpc.aio.AioRpcError:
+        return frozenset()
+    return frozenset(item.replica for item in reply.replicas if item.life_cycle == types_pb2.LIFE_CYCLE_STARTING)
+
+
+def render(
+    picture: Picture, *, progress: Progress | None = None, events: Sequence[str] = (), width: int | None = None
+) -> RenderableType:
+    """The whole view, for a terminal of `width` columns (default: this one)."""
+    wide = (console.width if width is None else width) >= WIDE_COLUMNS
     parts: list[RenderableType] = []
     if progress is not None:
         parts.append(_progress(progress))
@@ -102,7 +121,9 @@ def render(picture: Picture, *, progress: Progress | None = None, events: Sequen
         parts.append(Panel(Text(picture.error, style="red"), title="no status", border_style="red"))
     else:
         colours = service_colours(picture.status)
-        services = Group(_services(picture.status, colours), *_holding(picture.status))
+        if not picture.status.leader:
+            parts.append(Text(_NO_LEADER, style="bold red"))
+        services = Group(_services(picture.status, colours, wide=wide), *_holding(picture.status))
         parts.append(Panel(services, title="services", title_align="left"))
         if picture.status.pools:
             parts.append(Panel(_pools(picture.status, colours), title="pools", title_align="left"))
@@ -145,32 +166,41 @@ def _holding(status: policy_pb2.GetStatusResponse) -> list[Text]:
     ]
 
 
-def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> Table:
+def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], *, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, expand=True)
-    table.add_column("service")
-    table.add_column("role")
-    for title in ("Z", "decode tok/s", "prefill tok/s", "running", "waiting", "held", "TTFT p95", "TPOT p95"):
-        table.add_column(title, justify="right")
-    table.add_column("routable", justify="right")
-    table.add_column("replicas", ratio=1)
+    for title in ("service", "role"):
+        table.add_column(title, no_wrap=True)
+    numbers = ("Z", "decode tok/s", "prefill tok/s", "running", "waiting", "held", "TTFT p95", "TPOT p95", "routable")
+    for title in numbers if wide else ("Z", "tok/s", "waiting", "TTFT p95", "TPOT p95", "routable"):
+        table.add_column(title, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("replicas", ratio=1)
     for service in status.services:
         for position, role in enumerate(service.roles):
             first = position == 0
+            name = Text(service.service, style=colours[service.service]) if first else Text()
             table.add_row(
-                Text(service.service, style=colours[service.service]) if first else "",
-                short_name(types_pb2.Role.Name(role.role), "ROLE_"),
-                _z_text(service) if first else "",
-                measurement_text(role.decode_tps, digits=0),
-                measurement_text(role.prefill_tps, digits=0),
-                measurement_text(role.running),
-                measurement_text(role.waiting),
-                measurement_text(service.held, digits=0) if first else "",
-                measurement_text(role.ttft_p95_s, digits=2, unit=" s"),
-                measurement_text(role.tpot_p95_s, digits=3, unit=" s"),
-                f"{role.routable}/{role.desired}",
-                _replicas_text(role),
+                name, short_name(types_pb2.Role.Name(role.role), "ROLE_"), *_cells(service, role, first, wide)
             )
     return table
+
+
+def _cells(
+    service: policy_pb2.ServiceStatus, role: policy_pb2.RoleStatus, first: bool, wide: bool
+) -> list[RenderableType]:
+    z = _z_text(service) if first else Text()
+    decode = measurement_text(role.decode_tps, digits=0)
+    waiting = measurement_text(role.waiting)
+    latencies = (
+        measurement_text(role.ttft_p95_s, digits=2, unit=" s"),
+        measurement_text(role.tpot_p95_s, digits=3, unit=" s"),
+    )
+    routable = f"{role.routable}/{role.desired}"
+    if not wide:
+        return [z, decode, waiting, *latencies, routable]
+    held = measurement_text(service.held, digits=0) if first else ""
+    prefill, running = measurement_text(role.prefill_tps, digits=0), measurement_text(role.running)
+    return [z, decode, prefill, running, waiting, held, *latencies, routable, _replicas_text(role)]
 
 
 def _z_text(service: policy_pb2.ServiceStatus) -> Text:
@@ -190,7 +220,7 @@ def _pools(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> Ren
     for pool in status.pools:
         line = Text()
         line.append(f"{pool.pool}  ", style="bold")
-        line.append(f"{pool.awake_gpus} of {pool.budget_gpus} GPUs awake")
+        line.append(f"{pool.awake_gpus} of {pool.budget_gpus} GPUs given")
         if pool.operation_id:
             line.append(f"  transition {pool.operation_id}", style="yellow")
         waiting = "paused" if pool.paused else pool.holding
@@ -283,7 +313,7 @@ def status_command(
     else:
         console.print(render(picture))
     if svg is not None:
-        _write_svg(render(picture), svg)
+        _write_svg(render(picture, width=SVG_WIDTH), svg)
 
 
 def _write_svg(view: RenderableType, path: Path) -> None:

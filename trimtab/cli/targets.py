@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import typer
@@ -32,9 +32,9 @@ async def fetch_targets(services: Services, service: str = "") -> list[collector
     )
 
 
-def failing(targets: Iterable[collector_pb2.Target]) -> list[collector_pb2.Target]:
-    """Those that need somebody's attention."""
-    return [target for target in targets if target.state not in _FINE]
+def failing(targets: Iterable[collector_pb2.Target], starting: Collection[str] = ()) -> list[collector_pb2.Target]:
+    """Those that need somebody's attention; a server that is `starting` does not answer yet, as it should be."""
+    return [target for target in targets if target.state not in _FINE and target.replica not in starting]
 
 
 def describe_target(target: collector_pb2.Target) -> str:

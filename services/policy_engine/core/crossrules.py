@@ -31,6 +31,9 @@ def check_policy(
     if homes and policy.spec.proportional is not None:
         description = f"{policy.name} is a member of pool {homes[0].name}: a role is scaled or pooled, never both"
         found.append(FieldViolation(field="spec.proportional", description=description))
+    previous = policies.get(policy.name)
+    if homes and previous is not None:
+        found += _changed_servers(policy, previous, homes[0])
     others = {**policies, policy.name: policy}
     for pool in homes:
         faults = check_pool(pool, [], others, born=True)
@@ -41,6 +44,28 @@ def check_policy(
             for fault in faults
             if policy.spec.proportional is None
         ]
+    return found
+
+
+def _changed_servers(policy: ServicePolicy, previous: ServicePolicy, home: Pool) -> list[FieldViolation]:
+    """A pool's servers run and sleep as they were made: what they are cannot be changed under them."""
+    hint = f"{policy.name} is a member of pool {home.name}, whose servers were made with"
+    remedy = "take it out of the pool first"
+    found: list[FieldViolation] = []
+    if policy.spec.model != previous.spec.model:
+        description = f"{hint} model {previous.spec.model}: {remedy}"
+        found.append(FieldViolation(field="spec.model", description=description))
+    for position, role in enumerate(policy.spec.roles):
+        before = previous.spec.role(role.role)
+        if before is None:
+            continue
+        field = f"spec.roles[{position}]"
+        if role.gpus_per_replica != before.gpus_per_replica:
+            description = f"{hint} {before.gpus_per_replica} GPUs each: {remedy}"
+            found.append(FieldViolation(field=f"{field}.gpusPerReplica", description=description))
+        if role.profile != before.profile:
+            description = f"{hint} profile {before.profile or 'none'}: {remedy}"
+            found.append(FieldViolation(field=f"{field}.profile", description=description))
     return found
 
 

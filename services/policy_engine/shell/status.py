@@ -46,14 +46,17 @@ def status(engine: Engine) -> policy_pb2.GetStatusResponse:
 
 
 def _roles(
-    engine: Engine, policy: ServicePolicy, desired: dict[Role, int], *, pooled: bool
+    engine: Engine, policy: ServicePolicy, desired: dict[Role, int], *, pooled: bool | None
 ) -> list[policy_pb2.RoleStatus]:
+    """Replicas in pools, outside them, or (None) wherever they are."""
     found: list[policy_pb2.RoleStatus] = []
     for spec in policy.spec.roles:
         role = policy_pb2.RoleStatus(role=role_value(spec.role), desired=desired.get(spec.role, 0))
         for link in engine.fleet.links.values():
             for replica in link.replicas.values():
-                if (replica.service, replica.role, bool(replica.pool)) != (policy.name, spec.role.number, pooled):
+                if (replica.service, replica.role) != (policy.name, spec.role.number):
+                    continue
+                if pooled is not None and bool(replica.pool) is not pooled:
                     continue
                 role.routable += replica.routable
                 role.replicas[types_pb2.LifeCycle.Name(replica.life_cycle)] += 1
@@ -86,7 +89,9 @@ def _scaled(engine: Engine, policy: ServicePolicy) -> policy_pb2.ServiceStatus:
     else:
         service.holding = "in no pool yet"
     desired = dict(report.result.state.desired or ()) if report is not None else {}
-    service.roles.extend(_roles(engine, policy, desired, pooled=False))
+    # A service that is neither scaled nor in a pool keeps the replicas of the pool that it was in.
+    pooled = False if policy.spec.proportional is not None else None
+    service.roles.extend(_roles(engine, policy, desired, pooled=pooled))
     return service
 
 
