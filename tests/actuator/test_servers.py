@@ -77,6 +77,7 @@ class StaticBackendStub:
     """Nothing to create."""
 
     measures_gpus = False
+    can_create = False
 
 
 async def test_a_sleep_is_believed_only_from_is_sleeping(serve: Callable, client: VllmClient) -> None:
@@ -206,6 +207,7 @@ class SlowList:
     """A backend whose list is asked for, and answers only when it is told to, with what there was when it was asked."""
 
     measures_gpus = False
+    can_create = False
 
     def __init__(self, listed: dict[str, Listed]) -> None:
         self.listed = listed

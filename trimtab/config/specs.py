@@ -240,7 +240,9 @@ class NodeGpus(Spec):
 
 
 class GpuSet(NodeGpus):
-    """The GPUs of one replica of a pool."""
+    """The GPUs of one replica of a pool, and its name where it exists already; empty to find or make one."""
+
+    replica: Text = Field("", max_length=253)
 
 
 class PoolMember(Spec):

@@ -1,7 +1,8 @@
 """Whether a pool state is accepted, and what follows at once.
 
 Refused: a fenced-off writer, an expired or older state, a budget or a GPU given twice, an awake set under a floor, GPUs
-that belong to somebody else. Accepted twice: the same state is the same answer.
+that belong to somebody else, a replica that does not exist where none can be made. Accepted twice: the same state is
+the same answer.
 """
 
 from dataclasses import dataclass, replace
@@ -55,8 +56,13 @@ class PoolAnswer:
     operation: Operation | None
 
 
-def apply_pool_state(state: State, request: PoolRequest, world: World, *, now_s: float, limits: Limits) -> PoolAnswer:
-    """Accepts or raises ``Refused``. Nothing is acted on here; the next tick does."""
+def apply_pool_state(
+    state: State, request: PoolRequest, world: World, *, now_s: float, limits: Limits, can_create: bool = True
+) -> PoolAnswer:
+    """Accepts or raises ``Refused``. Nothing is acted on here; the next tick does.
+
+    ``can_create``: whether the backend can make the replicas of the overlay that do not exist.
+    """
     d = Draft(state, world, limits, now_s)
     check_token(state.meta, request.writer, request.token)
     check_expiry(request.expire_s, now_s)
@@ -70,6 +76,8 @@ def apply_pool_state(state: State, request: PoolRequest, world: World, *, now_s:
             f"{state.meta.replica_revision}: list the replicas again",
         )
     _check_shape(request)
+    if not can_create:
+        _check_exist(request, world, current)
     _check_owners(d, request)
     d.meta = remember_token(d.meta, request.writer, request.token)
     pool = _accepted(request, current)
@@ -153,6 +161,21 @@ def _check_shape(request: PoolRequest) -> None:
                 "BELOW_FLOOR",
                 f"pool {request.pool}: {floor.service} {floor.role} would have {count} replicas awake, its floor is "
                 f"{floor.min_replicas}",
+            )
+
+
+def _check_exist(request: PoolRequest, world: World, current: Pool | None) -> None:
+    """Where nothing can be created, a replica is listed, or was when the pool took it up."""
+    known = set(world.listed or ()) | {spec.replica for spec in (current.overlay if current is not None else ())}
+    for spec in sorted(request.overlay, key=lambda spec: spec.replica):
+        if spec.replica not in known:
+            gpus = ",".join(str(index) for index in spec.gpu_indices)
+            raise refuse(
+                "UNKNOWN_REPLICA",
+                f"there is no replica {spec.replica} ({spec.service} {spec.role} on {spec.node} GPU {gpus}), and none "
+                f"can be created here: start its server and list it with that service, role, node and gpu_indices, or "
+                f"give the member's overlay[].replica the name of one that is listed",
+                replica=spec.replica,
             )
 
 

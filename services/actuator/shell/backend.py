@@ -24,6 +24,7 @@ class Backend(Protocol):
     """Every method is bounded in time and raises ``BackendError``; creating and deleting are idempotent."""
 
     measures_gpus: bool
+    can_create: bool
 
     async def list_nodes(self) -> Mapping[str, Node]:
         """Every node of the cluster by name."""

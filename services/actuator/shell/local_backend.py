@@ -79,6 +79,7 @@ class LocalBackend:
     """One fleet."""
 
     measures_gpus = True
+    can_create = True
 
     def __init__(self, fleet_url: str, cluster: str) -> None:
         self._url = fleet_url.rstrip("/")

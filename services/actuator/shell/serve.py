@@ -74,7 +74,13 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
     controller.use(executor)
     server = RpcServer(settings, context)
     servicer = ActuatorServicer(
-        controller, publisher, metrics, cluster=settings.cluster, limits=limits, now_s=clock.now_s
+        controller,
+        publisher,
+        metrics,
+        cluster=settings.cluster,
+        limits=limits,
+        now_s=clock.now_s,
+        can_create=backend.can_create,
     )
     server.add(actuator_pb2_grpc.add_ActuatorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)

@@ -37,12 +37,14 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         cluster: str,
         limits: Limits,
         now_s: Callable[[], float],
+        can_create: bool,
     ) -> None:
         self._controller = controller
         self._publisher = publisher
         self._metrics = metrics
         self._cluster = cluster
         self._limits = limits
+        self._can_create = can_create
         self._now_s = now_s
 
     async def ListReplicas(self, request: pb.ListReplicasRequest, context: _Context) -> pb.ListReplicasResponse:
@@ -105,7 +107,9 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             raise Unavailable("NO_INVENTORY", "the backend has not answered yet")
 
         def apply(state: State, world: World, now_s: float) -> tuple[State, pb.ApplyPoolStateResponse]:
-            answer = apply_pool_state(state, parsed, world, now_s=now_s, limits=self._limits)
+            answer = apply_pool_state(
+                state, parsed, world, now_s=now_s, limits=self._limits, can_create=self._can_create
+            )
             operation = None
             if answer.operation is not None:
                 operation = codec.operation_to_proto(answer.operation, cluster=self._cluster)

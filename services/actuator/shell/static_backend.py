@@ -46,6 +46,7 @@ class StaticBackend:
     """Servers of one file."""
 
     measures_gpus = False
+    can_create = False
 
     def __init__(self, path: Path) -> None:
         """Reads the file once. Raises ``TargetsFileError``."""

@@ -1,6 +1,7 @@
 """A pool's overlay, who may be awake on which GPUs, and the awake set that it is born with.
 
-Names and order are deterministic: nodes and GPUs sorted, members in the pool's order.
+Names and order are deterministic: nodes and GPUs sorted, members in the pool's order. A replica is called as its
+member's overlay says, else as the one that lives there already, else by service, node and first GPU.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ class OverlayReplica:
         return tuple((self.node, index) for index in self.gpu_indices)
 
 
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A replica that exists already on exactly these GPUs. `gpu_indices` ascend."""
+
+    replica: str
+    member: MemberKey
+    node: str
+    gpu_indices: tuple[int, ...]
+
+
 class OverlayError(ValueError):
     """The pool cannot be laid out as asked; `field` is the path of what asks for too much."""
 
@@ -58,8 +69,14 @@ def aligned_sets(indices: Iterable[int], size: int) -> list[tuple[int, ...]]:
     return [gpu_set for gpu_set in sets if owned.issuperset(gpu_set)]
 
 
-def make_overlay(pool: Pool, policies: Mapping[str, ServicePolicy]) -> tuple[OverlayReplica, ...]:
-    """One replica per member and GPU set, by member, then node, then first GPU. Raises OverlayError."""
+def make_overlay(
+    pool: Pool, policies: Mapping[str, ServicePolicy], residents: Iterable[Resident] = ()
+) -> tuple[OverlayReplica, ...]:
+    """One replica per member and GPU set, by member, then node, then first GPU. Raises OverlayError.
+
+    `residents` lend their names, at most one per member and GPU set.
+    """
+    living = {(item.member, item.node, item.gpu_indices): item.replica for item in residents}
     found: list[OverlayReplica] = []
     for position, member in enumerate(pool.spec.members):
         field = f"spec.members[{position}]"
@@ -67,10 +84,10 @@ def make_overlay(pool: Pool, policies: Mapping[str, ServicePolicy]) -> tuple[Ove
         role = policy.spec.role(member.role) if policy is not None else None
         if policy is None or role is None:
             raise OverlayError(f"{field}.service", f"no ServicePolicy {member.service!r} with role {member.role.value}")
-        sets: list[tuple[str, tuple[int, ...]]]
+        sets: list[tuple[str, tuple[int, ...], str]]
         if member.overlay:
-            sets = [(entry.node, tuple(sorted(entry.gpu_indices))) for entry in member.overlay]
-            for number, (_, gpu_set) in enumerate(sets):
+            sets = [(entry.node, tuple(sorted(entry.gpu_indices)), entry.replica) for entry in member.overlay]
+            for number, (_, gpu_set, _) in enumerate(sets):
                 if len(gpu_set) != role.gpus_per_replica:
                     raise OverlayError(
                         f"{field}.overlay[{number}]",
@@ -78,17 +95,18 @@ def make_overlay(pool: Pool, policies: Mapping[str, ServicePolicy]) -> tuple[Ove
                     )
         else:
             sets = [
-                (entry.node, gpu_set)
+                (entry.node, gpu_set, "")
                 for entry in pool.spec.gpus
                 for gpu_set in aligned_sets(entry.gpu_indices, role.gpus_per_replica)
             ]
         if not sets:
             raise OverlayError(field, f"the pool has no {role.gpus_per_replica} aligned GPUs on one node")
-        for node, gpu_set in sorted(sets):
+        key = member_key(member)
+        for node, gpu_set, given in sorted(sets):
             found.append(
                 OverlayReplica(
-                    replica=_name(member, node, gpu_set[0]),
-                    member=member_key(member),
+                    replica=given or living.get((key, node, gpu_set), "") or _name(member, node, gpu_set[0]),
+                    member=key,
                     model=policy.spec.model,
                     profile=role.profile,
                     node=node,
@@ -112,6 +130,13 @@ def _require_unique(overlay: list[OverlayReplica]) -> None:
         if len(item.replica) > MAX_NAME_LENGTH:
             raise OverlayError("spec.members", f"{item.replica[:80]}… is longer than {MAX_NAME_LENGTH} characters")
         names.add(item.replica)
+
+
+def renamed(before: Iterable[OverlayReplica], after: Iterable[OverlayReplica], awake: Iterable[str]) -> tuple[str, ...]:
+    """`awake` of the overlay `before` by the names that the same members have on the same GPUs `after`."""
+    names = {(item.member, item.gpus): item.replica for item in after}
+    new = {item.replica: names.get((item.member, item.gpus), item.replica) for item in before}
+    return tuple(sorted({new.get(name, name) for name in awake}))
 
 
 def first_awake(

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field, replace
 
 from policy_engine.core.arbiter import Verdict, arbitrate
 from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
-from policy_engine.core.draft import CountChange, Draft, HoldNotes, NamedSignal, Transition, note_clamps
+from policy_engine.core.draft import (
+    HOLD_MEMORY_S,
+    CountChange,
+    Draft,
+    HoldNotes,
+    NamedSignal,
+    Transition,
+    note_clamps,
+)
 from policy_engine.core.guards import GuardState, check_guards
-from policy_engine.core.overlay import OverlayReplica, adopt_awake, first_awake, make_overlay, member_key
+from policy_engine.core.overlay import OverlayReplica, Resident, adopt_awake, first_awake, make_overlay, member_key
 from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
 from policy_engine.core.tss import Share, ShareState, share_of
 from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, MemberKey, Rule
@@ -52,6 +60,8 @@ class PoolState:
     fast_at_s: float | None = None
     slow_at_s: float | None = None
     notes: HoldNotes = ()
+    # Urgent events that a record tells of already as not served, with the time each was last seen.
+    unserved: tuple[tuple[str, float], ...] = ()
 
     def memory(self, key: MemberKey) -> MemberMemory:
         """What is known of `key`, or a blank."""
@@ -232,7 +242,8 @@ def _apply(
     state = replace(state, notes=notes)
     if verdict.transition is None:
         draft = None
-        if new_clamps and verdict.holding:
+        state, new_events = _note_unserved(state, verdict.unserved, given.now_s)
+        if (new_clamps and verdict.holding) or new_events:
             draft = Draft(
                 DecisionKind.HOLD,
                 given.pool.name,
@@ -264,6 +275,14 @@ def _apply(
         candidates=verdict.candidates,
     )
     return PoolResult(state, awake, reports, draft)
+
+
+def _note_unserved(state: PoolState, events: tuple[str, ...], now_s: float) -> tuple[PoolState, bool]:
+    """Whether an event is new. As with clamps, one that comes and goes makes one record a minute at the most."""
+    known = {event: seen_s for event, seen_s in state.unserved if 0 <= now_s - seen_s <= HOLD_MEMORY_S}
+    new = any(event not in known for event in events)
+    known.update(dict.fromkeys(events, now_s))
+    return replace(state, unserved=tuple(sorted(known.items()))), new
 
 
 def after(awake: tuple[str, ...], transition: Transition) -> tuple[str, ...]:
@@ -309,13 +328,14 @@ class BirthInput:
     """What a pool's layout is made from.
 
     `overlay` is what the pool had, empty for one that the store does not know; `awake` is its desired awake set, or
-    then the replicas that are awake in the cluster already.
+    then the replicas that are awake in the cluster already. `residents` exist already and keep their names.
     """
 
     pool: Pool
     policies: tuple[ServicePolicy, ...]
     overlay: tuple[OverlayReplica, ...] = ()
     awake: tuple[str, ...] = ()
+    residents: tuple[Resident, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +354,7 @@ def lay_out(given: BirthInput) -> Birth:
     are new get what is free beside those, and the arbiter sees to floors that are left.
     """
     policies = {policy.name: policy for policy in given.policies}
-    overlay = make_overlay(given.pool, policies)
+    overlay = make_overlay(given.pool, policies, given.residents)
     first = first_awake(given.pool, policies, overlay)
     awake = first
     if given.awake:

@@ -14,6 +14,7 @@ from policy_engine.core.pool import BirthInput, decide_pool, lay_out
 from policy_engine.core.scaled import ScaledInput, decide_scaled
 from policy_engine.shell.catalog import POLICIES, Snapshot
 from policy_engine.shell.engine import Engine
+from policy_engine.shell.poolstate import residents
 from policy_engine.shell.turn import Turn
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ResourceError, ServicePolicy, parse_service_policy
@@ -96,13 +97,14 @@ def _pool(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
     policies = turn.snapshot.members_of(pool)
     desired = engine.memory.desired.get(name)
     if desired is None:
-        birth = BirthInput(pool, policies)
+        link = engine.fleet.links.get(pool.spec.cluster)
+        birth = BirthInput(pool, policies, residents=residents(link, pool, ()))
         try:
             return _answer(lay_out(birth).draft, birth, turn, "")
         except OverlayError as error:
             return policy_pb2.EvaluateResponse(reason=str(error))
     given = engine.pools.gather(pool, policies, turn, engine.memory, desired, engine.pools.unreachable(pool))
-    given = replace(given, state=replace(given.state, fast_at_s=None, slow_at_s=None, notes=()))
+    given = replace(given, state=replace(given.state, fast_at_s=None, slow_at_s=None, notes=(), unserved=()))
     result = decide_pool(given)
     return _answer(result.draft, given, turn, result.holding or "no member needs what another could give")
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from policy_engine.core.overlay import OverlayError, OverlayReplica, make_overlay
+from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, make_overlay, renamed
 from policy_engine.core.pool import BirthInput, PoolInput, PoolResult, PoolState, decide_pool, lay_out
 from policy_engine.core.vocabulary import MemberKey, Rule
 from policy_engine.shell.convert import overlay_from_proto, replica_facts
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, desired_command, pool_state_command
-from policy_engine.shell.poolstate import awake_in_cluster, desired_state, same_wish
+from policy_engine.shell.poolstate import awake_in_cluster, desired_state, residents, same_wish
 from policy_engine.shell.publish import Publisher
 from policy_engine.shell.records import DecisionLog
 from policy_engine.shell.turn import Turn, Writer
@@ -43,9 +43,10 @@ class PoolReport:
 
 @dataclass
 class _Layout:
-    """The overlay that the resources ask for, made once per version of them."""
+    """The overlay that the resources ask for, made once per version of them and of who lives there already."""
 
     etags: tuple[tuple[str, str], ...] = ()
+    residents: tuple[Resident, ...] = ()
     overlay: tuple[OverlayReplica, ...] = ()
     error: str = ""
 
@@ -64,7 +65,7 @@ class PoolRunner:
     async def turn(self, pool: Pool, turn: Turn, memory: Memory) -> None:
         """One pool's turn. Raises FencedOff and StoreUnavailable."""
         policies = turn.snapshot.members_of(pool)
-        layout = self._layout(pool, policies, turn)
+        layout = self._layout(pool, policies, turn, memory)
         unreachable = self.unreachable(pool) or layout.error
         if turn.token is not None and not unreachable and not pool.metadata.paused:
             await self._lay_out(pool, policies, layout, turn, memory)
@@ -79,7 +80,8 @@ class PoolRunner:
             desired = memory.desired[pool.name]
         given = self.gather(pool, policies, turn, memory, desired, unreachable)
         result = decide_pool(given)
-        self.reports[pool.name] = PoolReport(pool, result, desired, result.holding, given.under_way)
+        holding = self.publisher.refusal(desired) or result.holding
+        self.reports[pool.name] = PoolReport(pool, result, desired, holding, given.under_way)
         if turn.token is None:
             return
         await self._commit(given, result, turn, memory)
@@ -94,14 +96,17 @@ class PoolRunner:
             del self.reports[name]
             self._layouts.pop(name, None)
 
-    def _layout(self, pool: Pool, policies: tuple[ServicePolicy, ...], turn: Turn) -> _Layout:
+    def _layout(self, pool: Pool, policies: tuple[ServicePolicy, ...], turn: Turn, memory: Memory) -> _Layout:
         etags = turn.snapshot.etags(pool, policies)
+        desired = memory.desired.get(pool.name)
+        laid_out = overlay_from_proto(desired.overlay) if desired is not None else ()
+        living = residents(self.fleet.links.get(pool.spec.cluster), pool, laid_out)
         known = self._layouts.get(pool.name)
-        if known is not None and known.etags == etags:
+        if known is not None and (known.etags, known.residents) == (etags, living):
             return known
-        layout = _Layout(etags=etags)
+        layout = _Layout(etags=etags, residents=living)
         try:
-            layout.overlay = make_overlay(pool, {policy.name: policy for policy in policies})
+            layout.overlay = make_overlay(pool, {policy.name: policy for policy in policies}, living)
         except OverlayError as error:
             layout.error = str(error)
             log.warning("a pool cannot be laid out", pool=pool.name, error=str(error))
@@ -130,7 +135,8 @@ class PoolRunner:
                 memory.desired[pool.name] = wish
             return
         awake = tuple(desired.awake) if desired is not None else awake_in_cluster(link, pool.name)
-        given = BirthInput(pool, policies, known, awake)
+        awake = renamed(known, layout.overlay, awake)
+        given = BirthInput(pool, policies, known, awake, layout.residents)
         try:
             birth = lay_out(given)
         except OverlayError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policy_engine.core.overlay import OverlayReplica, member_key
+from policy_engine.core.overlay import OverlayReplica, Resident, member_key
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.convert import overlay_to_proto
 from policy_engine.shell.links import ActuatorLink
@@ -70,3 +70,26 @@ def awake_in_cluster(link: ActuatorLink, pool: str) -> tuple[str, ...]:
     return tuple(
         sorted(item.replica for item in link.replicas.values() if item.pool == pool and item.life_cycle in _AWAKE)
     )
+
+
+def residents(link: ActuatorLink | None, pool: Pool, known: Sequence[OverlayReplica]) -> tuple[Resident, ...]:
+    """Replicas that lend the pool's overlay their names, one per member and GPU set, by name.
+
+    Where the actuator lists one of the member on exactly those GPUs, free or in this pool, it is that one (of several
+    the one that the pool has already). Where it lists none, the overlay that is `known` keeps its name.
+    """
+    members = {(key.service, key.role.number): key for key in map(member_key, pool.spec.members)}
+    found = {(item.member, item.node, item.gpu_indices): item.replica for item in known}
+    kept = set(found.values())
+    listed: dict[tuple[MemberKey, str, tuple[int, ...]], str] = {}
+    for item in sorted(link.replicas.values() if link is not None else (), key=lambda replica: replica.replica):
+        if item.deployment_group or item.pool not in ("", pool.name) or not item.gpu_indices:
+            continue
+        key = members.get((item.service, item.role))
+        if key is None:
+            continue
+        place = (key, item.node, tuple(sorted(item.gpu_indices)))
+        if place not in listed or item.replica in kept:
+            listed[place] = item.replica
+    names = found | listed
+    return tuple(Resident(names[place], *place) for place in sorted(names))

@@ -40,6 +40,15 @@ _OUTCOMES = {
 _Acknowledged = tuple[int, int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What an actuator would not take, and when to ask again."""
+
+    state_revision: int
+    until_s: float
+    detail: str
+
+
 @dataclass
 class Publisher:
     """What each actuator has acknowledged, and what is left to tell. Nothing here outlives the process."""
@@ -48,14 +57,18 @@ class Publisher:
     log: DecisionLog
     expiry_s: float
     _acknowledged: dict[str, _Acknowledged] = field(default_factory=dict)
-    _refused_until_s: dict[str, float] = field(default_factory=dict)
+    _refusals: dict[str, _Refusal] = field(default_factory=dict)
     _preempted: set[str] = field(default_factory=set)
 
     async def publish(self, pool: Pool, link: ActuatorLink, turn: Turn, memory: Memory) -> None:
         """Send the desired state unless this actuator has acknowledged it since it came back."""
         desired = memory.desired[pool.name]
         mark = (desired.state_revision, link.generation, turn.token or 0)
-        if self._acknowledged.get(pool.name) == mark or turn.now_s < self._refused_until_s.get(pool.name, 0.0):
+        refusal = self._refusals.get(pool.name)
+        waits = refusal is not None and refusal.state_revision == desired.state_revision
+        if self._acknowledged.get(pool.name) == mark or (
+            refusal is not None and waits and turn.now_s < refusal.until_s
+        ):
             return
         message = actuator_pb2.PoolState()
         message.CopyFrom(desired)
@@ -68,8 +81,13 @@ class Publisher:
             await self._refused(pool, link, turn, memory, error)
             return
         self._acknowledged[pool.name] = mark
-        self._refused_until_s.pop(pool.name, None)
+        self._refusals.pop(pool.name, None)
         await self._acknowledge(pool, link, turn, memory, response)
+
+    def refusal(self, desired: actuator_pb2.PoolState) -> str:
+        """Why the actuator does not take this state; empty when it does, or has not said."""
+        found = self._refusals.get(desired.pool)
+        return found.detail if found is not None and found.state_revision == desired.state_revision else ""
 
     async def _acknowledge(
         self,
@@ -233,10 +251,11 @@ class Publisher:
             log.warning("pool state came at a bad time", pool=pool.name, error=describe(error))
             return
         log.error("pool state refused", pool=pool.name, error=describe(error))
-        self._refused_until_s[pool.name] = turn.now_s + REFUSED_PAUSE_S
+        until_s = turn.now_s + REFUSED_PAUSE_S
+        self._refusals[pool.name] = _Refusal(memory.desired[pool.name].state_revision, until_s, describe(error))
         record = self._pending(memory, pool.name)
         if record is not None and record.kind == decision_pb2.DECISION_KIND_TRANSITION:
-            self._refused_until_s.pop(pool.name)
+            self._refusals.pop(pool.name)
             await self._conclude(
                 pool, link, turn, memory, record, decision_pb2.OUTCOME_STATE_ROLLED_BACK, describe(error)
             )
