@@ -100,6 +100,8 @@ class Ticket:
     """The only cluster that will do: KV does not leave the cluster of its prefill server."""
     state: TicketState = TicketState.HELD
     endpoint: Endpoint | None = None
+    failed: frozenset[ReplicaKey] = frozenset()
+    """Replicas that failed this very request: taken again only when no other can be."""
     movable: bool = True
     """Whether the request could still be continued on another replica; its owner keeps this up to date."""
 
@@ -218,13 +220,21 @@ class Router:
     # Requests
 
     def submit(
-        self, service: str, stage: Stage, *, now_s: float, cluster: str | None = None, again: bool = False
+        self,
+        service: str,
+        stage: Stage,
+        *,
+        now_s: float,
+        cluster: str | None = None,
+        again: bool = False,
+        failed: Iterable[ReplicaKey] = (),
     ) -> Ticket:
         """Choose a replica and count the request on it, or hold it, or refuse it when the queue is full.
 
         One that was under way already (`again`, or its decode half) waits before the new ones and is never refused.
+        `failed` are the replicas that failed it before.
         """
-        ticket = Ticket(service, stage, now_s, cluster)
+        ticket = Ticket(service, stage, now_s, cluster, failed=frozenset(failed))
         chosen = self._choose(ticket, now_s)
         if chosen is not None:
             self._assign(ticket, chosen)
@@ -297,24 +307,25 @@ class Router:
         ticket.state = TicketState.ASSIGNED
         self._tickets.setdefault(endpoint.key, {})[ticket] = None
 
-    def _candidates(self, ticket: Ticket) -> list[Endpoint]:
-        routable = self._routable.get(ticket.service, ())
+    def _trusted(self, service: str) -> tuple[Endpoint, ...]:
+        routable = self._routable.get(service, ())
         if self._distrusted:
             routable = tuple(endpoint for endpoint in routable if endpoint.cluster not in self._distrusted)
-        if ticket.stage is Stage.DECODE:
-            return [e for e in routable if e.role is Role.DECODE and ticket.cluster in (None, e.cluster)]
-        decoding = {endpoint.cluster for endpoint in routable if endpoint.role is Role.DECODE}
-        return [
-            endpoint
-            for endpoint in routable
-            if endpoint.role is Role.COLOCATED or (endpoint.role is Role.PREFILL and endpoint.cluster in decoding)
-        ]
+        return routable
 
     def _choose(self, ticket: Ticket, now_s: float) -> Endpoint | None:
-        candidates = self._candidates(ticket)
-        if self._avoided:
-            candidates = self._without_avoided(candidates, now_s)
-        return min(candidates, key=self._load, default=None)
+        routable = self._trusted(ticket.service)
+        # A second replica is the better bet even if the first answers others; where there is none, waiting is no gain.
+        rounds = [routable]
+        if ticket.failed:
+            rounds.insert(0, tuple(endpoint for endpoint in routable if endpoint.key not in ticket.failed))
+        for endpoints in rounds:
+            candidates = _fitting(ticket, endpoints)
+            if self._avoided:
+                candidates = self._without_avoided(candidates, now_s)
+            if candidates:
+                return min(candidates, key=self._load)
+        return None
 
     def _load(self, endpoint: Endpoint) -> tuple[int, ReplicaKey]:
         key = endpoint.key
@@ -355,7 +366,7 @@ class Router:
         """Whether a replica is there, right now, that could take over what `ticket`'s replica does."""
         front = ticket if ticket.stage is Stage.FRONT else dataclasses.replace(ticket, stage=Stage.FRONT, cluster=None)
         current = ticket.endpoint.key if ticket.endpoint is not None else None
-        return any(endpoint.key != current for endpoint in self._candidates(front))
+        return any(endpoint.key != current for endpoint in _fitting(front, self._trusted(front.service)))
 
     def evicting(self) -> Iterator[Ticket]:
         """Requests that should be, and can be, continued on another replica."""
@@ -374,6 +385,14 @@ class Router:
             if hidden or pinned:
                 result.append(InFlight(key[1], len(tickets), pinned))
         return result
+
+
+def _fitting(ticket: Ticket, routable: Sequence[Endpoint]) -> list[Endpoint]:
+    """Which of its service's routable replicas can do what the ticket is for."""
+    if ticket.stage is Stage.DECODE:
+        return [e for e in routable if e.role is Role.DECODE and ticket.cluster in (None, e.cluster)]
+    decoding = {e.cluster for e in routable if e.role is Role.DECODE}
+    return [e for e in routable if e.role is Role.COLOCATED or (e.role is Role.PREFILL and e.cluster in decoding)]
 
 
 def _by_service(endpoint: Endpoint) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from simulator.gateway.core import Endpoint, Failure, Router, Stage, Ticket, TicketState
+from simulator.gateway.core import Endpoint, Failure, ReplicaKey, Router, Stage, Ticket, TicketState
 
 log = structlog.get_logger(__name__)
 
@@ -69,11 +69,18 @@ class Dispatcher:
         self.pump()
 
     async def acquire(
-        self, service: str, stage: Stage, owner: Mover, *, cluster: str | None = None, again: bool = False
+        self,
+        service: str,
+        stage: Stage,
+        owner: Mover,
+        *,
+        cluster: str | None = None,
+        again: bool = False,
+        failed: Iterable[ReplicaKey] = (),
     ) -> Ticket:
         """A ticket on a replica, at once or after a wait; see `Router.submit`. Raises `NoReplica`."""
         self._notice_stall()
-        ticket = self.router.submit(service, stage, now_s=self._clock(), cluster=cluster, again=again)
+        ticket = self.router.submit(service, stage, now_s=self._clock(), cluster=cluster, again=again, failed=failed)
         if ticket.state is TicketState.HELD:
             await self._wait(ticket)
         if ticket.state is TicketState.REFUSED:

@@ -19,7 +19,7 @@ import aiohttp
 import structlog
 from aiohttp import web
 
-from simulator.gateway.core import Role, Stage, Ticket
+from simulator.gateway.core import ReplicaKey, Role, Stage, Ticket
 from simulator.gateway.dispatch import Dispatcher, NoReplica
 from simulator.gateway.openai import (
     GenerationRequest,
@@ -90,6 +90,7 @@ class Exchange:
         self._moving = False
         self._reissued = False
         self._misconnections = 0
+        self._failed_on: set[ReplicaKey] = set()
         self.outcome = "failed"
 
     async def run(self) -> web.StreamResponse:
@@ -157,7 +158,7 @@ class Exchange:
         if self._response is not None and self._sent.finished:
             return await self._end(DONE)
         again = self._reissued or self._misconnections > 0
-        ticket = await self._dispatcher.acquire(self._service, Stage.FRONT, self, again=again)
+        ticket = await self._dispatcher.acquire(self._service, Stage.FRONT, self, again=again, failed=self._failed_on)
         try:
             ticket.movable = not self._reissued
             if self._sent.empty:
@@ -194,7 +195,9 @@ class Exchange:
         handed_over = await self._prefill(ticket, body)
         self._may_leave = True
         try:
-            decode = await self._dispatcher.acquire(self._service, Stage.DECODE, self, cluster=ticket.target.cluster)
+            decode = await self._dispatcher.acquire(
+                self._service, Stage.DECODE, self, cluster=ticket.target.cluster, failed=self._failed_on
+            )
         finally:
             self._may_leave = False
         try:
@@ -269,6 +272,7 @@ class Exchange:
 
     def _failed(self, ticket: Ticket, failure: UpstreamFailure) -> UpstreamFailure:
         self._dispatcher.failed(ticket, failure.failure)
+        self._failed_on.add(ticket.target.key)
         return failure
 
     # Streams

@@ -58,7 +58,7 @@ async def test_whole_trace_through_a_gateway_comes_back_complete(gateway):
 @pytest.mark.parametrize("how", ["abort", "reset", "eof"])
 async def test_reissued_answers_are_whole_and_ungarbled(gateway, how):
     a, b = await gateway.server("a"), await gateway.server("b")
-    await gateway.start(avoid_s=0.01)
+    await gateway.start(avoid_s=1e-9)
     a.break_after, a.break_how = 3, how
     await gateway.publish(1, {"chat": [("a", a.address, ROUTABLE), ("b", b.address, ROUTABLE)]})
     report = await replay(trace(10, gap_s=0.03), ReplayOptions(url=gateway.url))

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -153,6 +153,69 @@ def test_erring_replica_is_the_last_choice_but_one():
     assert [front(router, now_s=0.1).target.replica for _ in range(3)] == ["b", "b", "b"]
     router.apply("local", 2, [], [endpoint("a")])
     assert front(router, now_s=0.2).target.replica == "a"
+
+
+A, B = ("local", "a"), ("local", "b")
+
+
+@pytest.mark.parametrize(
+    ("avoided", "failed", "expected"),
+    [
+        ({}, {A}, "b"),
+        ({B: Failure.ERROR}, {A}, "b"),
+        # No second one can be taken: the first gets another chance, unless it is itself out of reach.
+        ({B: Failure.UNREACHABLE}, {A}, "a"),
+        ({A: Failure.ERROR, B: Failure.UNREACHABLE}, {A}, "a"),
+        ({A: Failure.UNREACHABLE, B: Failure.UNREACHABLE}, {A}, None),
+        ({}, {A, B}, "a"),
+    ],
+)
+def test_request_sent_again_goes_to_a_replica_that_has_not_failed_it(avoided, failed, expected):
+    router = router_with(endpoint("a"), endpoint("b"))
+    for ticket in [front(router) for _ in range(4)]:
+        if ticket.target.replica == "a":
+            router.finish(ticket)
+    for key, failure in avoided.items():
+        router.failed(key, failure, now_s=0.0)
+    ticket = router.submit("chat", Stage.FRONT, now_s=0.1, again=True, failed=failed)
+    assert (ticket.endpoint and ticket.endpoint.replica) == expected
+    assert (ticket.state is TicketState.HELD) == (expected is None)
+
+
+def test_failure_is_remembered_by_the_request_after_the_replica_has_answered_others():
+    router = router_with(endpoint("a"), endpoint("b"))
+    router.failed(A, Failure.ERROR, now_s=0.0)
+    router.answered(A)
+    assert router.submit("chat", Stage.FRONT, now_s=0.0, again=True, failed={A}).target.replica == "b"
+    assert front(router).target.replica == "a"
+
+
+def test_failed_decode_replica_leads_to_a_cluster_with_another_one():
+    pairs = [
+        endpoint(name, role=role, cluster=cluster)
+        for cluster in ("east", "west")
+        for name, role in (("p", Role.PREFILL), ("d", Role.DECODE))
+    ]
+    assert front(router_with(*pairs)).target.key == ("east", "p")
+    again = router_with(*pairs).submit("chat", Stage.FRONT, now_s=0.0, again=True, failed={("east", "d")})
+    assert again.target.key == ("west", "p")
+
+
+@given(
+    roles=st.dictionaries(
+        st.tuples(st.sampled_from(["east", "west"]), st.sampled_from(["r0", "r1", "r2"])), st.sampled_from(list(Role))
+    ),
+    failed=st.sets(st.tuples(st.sampled_from(["east", "west"]), st.sampled_from(["r0", "r1", "r2"]))),
+    stage=st.sampled_from(list(Stage)),
+)
+def test_failed_replicas_might_as_well_be_absent_unless_nothing_else_is_there(roles, failed, stage):
+    def chosen(keys, **more):
+        router = router_with(*(endpoint(name, role=roles[cluster, name], cluster=cluster) for cluster, name in keys))
+        found = router.submit("chat", stage, now_s=0.0, **more).endpoint
+        return found and found.key
+
+    without = chosen([key for key in roles if key not in failed])
+    assert chosen(roles, failed=failed) == (without or chosen(roles))
 
 
 def test_repeated_failures_are_avoided_longer_until_an_answer():
