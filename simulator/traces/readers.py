@@ -106,7 +106,8 @@ def _lines(path: Path, stream: BinaryIO, limits: TraceLimits) -> Iterator[tuple[
         try:
             raw = stream.readline(limits.max_line_bytes + 1)
         except (EOFError, zlib.error, OSError) as error:
-            raise TraceError(f"{path}: after line {number}: the gzip stream is broken: {error}") from None
+            # Unpacking is ahead of reading: the lines of the last piece are lost with what came after them.
+            raise TraceError(f"{path}: line {number + 1} or later: the gzip stream is broken: {error}") from None
         if not raw:
             return
         number += 1
