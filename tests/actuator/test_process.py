@@ -210,6 +210,36 @@ async def test_given_servers_that_answer_wrongly_or_not_at_all_are_named_and_the
     assert (states["hung"], states["dead"], states["lying"]) == ("unknown", "failed", "starting")
 
 
+async def test_a_pool_of_given_servers_takes_up_who_is_listed_and_nobody_else(
+    stack: Any, serve: Callable[..., Any]
+) -> None:
+    labels = {"node": "node-0", "replica": "chat-0", "service": "chat", "gpu_indices": "0"}
+    address = (await serve(OldVllm().handle)).removeprefix("http://")
+    targets = stack.processes.folder / "targets.json"
+    targets.write_text(json.dumps([{"targets": [address], "labels": labels}]))
+    stack.start_actuator("--backend", "static", "--targets-file", str(targets))
+
+    async def listed() -> bool:
+        return "chat-0" in await stack.replicas()
+
+    await stack.until(listed, what="the listed server")
+    state = stack.pool_state(1, [])
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.apply(state)
+    assert (caught.value.code(), error_reason(caught.value)) == (grpc.StatusCode.FAILED_PRECONDITION, "UNKNOWN_REPLICA")
+    assert "chat-1 (chat colocated on node-0 GPU 1)" in caught.value.details()
+    assert "overlay[].replica" in caught.value.details()
+    kept = [item for item in state.overlay if item.replica == "chat-0"]
+    del state.overlay[:]
+    state.overlay.extend(kept)
+    response = await stack.apply(state)
+    assert response.state_revision == 1
+    assert (await stack.replicas())["chat-0"].pool == "main"
+    targets.write_text("[]")
+    state.state_revision = 2
+    assert (await stack.apply(state)).state_revision == 2, "one that the pool had is no reason to refuse it"
+
+
 async def test_a_targets_file_that_cannot_be_used_ends_the_start_with_one_line(stack: Any) -> None:
     targets = stack.processes.folder / "targets.json"
     targets.write_text('[{"targets": ["nowhere"]}]')

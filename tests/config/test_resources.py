@@ -48,7 +48,13 @@ POOL: dict[str, Any] = {
     "spec": {
         "cluster": "local",
         "gpus": [{"node": "node-0", "gpuIndices": [0, 1]}],
-        "members": [{"service": "chat", "initialAwake": 1, "overlay": [{"node": "node-0", "gpuIndices": [0]}]}],
+        "members": [
+            {
+                "service": "chat",
+                "initialAwake": 1,
+                "overlay": [{"node": "node-0", "gpuIndices": [0], "replica": "own-0"}],
+            }
+        ],
     },
 }
 

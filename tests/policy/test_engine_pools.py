@@ -350,3 +350,18 @@ async def test_an_actuator_of_another_cluster_is_refused(fake_actuator, start_en
     await until(said)
     await asyncio.sleep(0.3)
     assert not fake_actuator.states
+
+
+async def test_servers_that_exist_are_taken_up_under_their_own_names_and_replayed_so(fake_actuator, start_engine):
+    fake_actuator.put("server-a", "chat", node="node-0", gpu_indices=[0])
+    fake_actuator.put("server-b", "code", node="node-0", gpu_indices=[1], pool="other")
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat", low=0), pooled("code", low=0), pool_of(("chat", 1), ("code", 1), gpus=2))
+    birth = (await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH))[0]
+    names = [item.replica for item in fake_actuator.states[0].overlay]
+    assert sorted(names) == ["chat-node-0-1", "code-node-0-0", "code-node-0-1", "server-a"]
+    assert sorted(fake_actuator.states[0].awake) == ["code-node-0-1", "server-a"]
+    explained = await engine.stub.ExplainDecision(policy_pb2.ExplainDecisionRequest(decision_id=birth.decision_id))
+    assert explained.replay_matches
+    await asyncio.sleep(0.3)
+    assert len(fake_actuator.states) == 1, "what was laid out once is not laid out anew"

@@ -708,8 +708,8 @@ class GpuSet(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     replica: _builtins.str
-    """The replica that lives there, where it exists already under another name; empty for the name of the one that is
-    listed there, else one made of service, node and first GPU.
+    """The replica that lives there, where it exists already under another name. Empty for the one that the actuator lists
+    for this member on exactly these GPUs; where it lists none, for a name made of service, node and first GPU.
     """
     @_builtins.property
     def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
