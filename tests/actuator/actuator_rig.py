@@ -63,11 +63,13 @@ class Server:
     no_token: bool = False
     paused: bool = False
     restarted_s: float = -100.0
+    # Not up yet: others have the memory of its GPUs.
+    waits: bool = False
     requests: list[tuple[float, bool]] = field(default_factory=list)
 
     def uses_memory(self, now_s: float) -> bool:
         """Awake, on the way, or asleep and not yet let go."""
-        return not self.exited and (not self.asleep or now_s < self.memory_free_s)
+        return not self.exited and not self.waits and (not self.asleep or now_s < self.memory_free_s)
 
 
 class Rig:
@@ -134,6 +136,7 @@ class Rig:
 
     def _used(self, index: int) -> float:
         on_gpu = [server for server in self.servers.values() if ("n0", index) in server.spec.gpus and not server.exited]
+        on_gpu = [server for server in on_gpu if not server.waits]
         return sum(AWAKE_GIB if server.uses_memory(self.now_s) else ASLEEP_GIB for server in on_gpu)
 
     # Time
@@ -143,6 +146,8 @@ class Rig:
         self.now_s += STEP_S
         for server in self.servers.values():
             self._move_on(server)
+        for name in sorted(self.servers):
+            self._claim_memory(self.servers[name])
         self._end_actions()
         self._gateway_round()
         if self.memory is not None:
@@ -163,6 +168,14 @@ class Rig:
         else:
             server.asleep = False
         server.moving = None
+
+    def _claim_memory(self, server: Server) -> None:
+        """One that waits takes its GPUs as soon as nobody uses them; the first by name comes first."""
+        rivals = (
+            o for o in self.servers.values() if o is not server and not set(o.spec.gpus).isdisjoint(server.spec.gpus)
+        )
+        if server.waits and not any(other.uses_memory(self.now_s) for other in rivals):
+            server.waits, server.ready_s = False, self.now_s + START_S
 
     def _actuator_round(self, state: State) -> None:
         with_gateways = replace(state, gateways=self._gateways(state))
@@ -343,6 +356,16 @@ class Rig:
         """The server's process ends and comes up again, awake, with nothing in flight."""
         server = self.servers[name]
         self.servers[name] = Server(server.spec, self.now_s, self.now_s + START_S, restarted_s=self.now_s + START_S)
+
+    def restart_server(self, name: str) -> None:
+        """As ``reboot``, but it can come up only when its GPUs have room for it: till then it tries again and again."""
+        server = self.servers[name]
+        self.servers[name] = Server(server.spec, self.now_s, float("inf"), waits=True)
+
+    def restart_fleet(self) -> None:
+        """Every server at once."""
+        for name in sorted(self.servers):
+            self.restart_server(name)
 
     # What people ask
 

@@ -81,6 +81,15 @@ class ClusterMachine(RuleBasedStateMachine):
         if name in self.rig.servers:
             self.rig.reboot(name)
 
+    @rule(name=st.sampled_from(NAMES))
+    def restart_server(self, name: str) -> None:
+        if name in self.rig.servers:
+            self.rig.restart_server(name)
+
+    @rule()
+    def restart_fleet(self) -> None:
+        self.rig.restart_fleet()
+
     @rule(name=st.sampled_from(NAMES), fault=st.sampled_from(["exited", "silent", "wake_refused", "no_token"]))
     def break_server(self, name: str, fault: str) -> None:
         if name in self.rig.servers:
@@ -143,8 +152,12 @@ class ClusterMachine(RuleBasedStateMachine):
         assert rig.broken == []
         left = {name: r.life_cycle for name, r in rig.memory.replicas.items() if name not in ("a-0", "b-1")}
         dead = {name for name in left if rig.servers[name].exited}
-        # A dead sleeper is made again once its GPU is free, for it would come up awake.
-        expected = {name: LifeCycle.FAILED if name in dead else LifeCycle.SLEEPING for name in left}
+        waiting = {name for name in left if rig.servers[name].waits}
+        # A server comes up awake: a dead sleeper is made again once its GPU is free, a restarted one waits for that.
+        expected = {
+            name: LifeCycle.FAILED if name in dead else LifeCycle.STARTING if name in waiting else LifeCycle.SLEEPING
+            for name in left
+        }
         assert left == expected, rig.memory.operations
         assert sorted(name for name, replica in rig.memory.replicas.items() if replica.routable) == [
             "a-0",

@@ -375,6 +375,73 @@ def test_a_server_that_restarts_awake_is_put_to_sleep_before_anything_else() -> 
     assert rig.servers["b-0"].asleep
 
 
+def after_fleet_restart(overlay: list, awake: tuple) -> Rig:
+    """The awake set has the memory again; whoever did not get it before waits for it."""
+    rig = up(overlay, awake)
+    for name in sorted(rig.servers):
+        if name not in awake:
+            rig.restart_server(name)
+    rig.run(90.0)
+    assert all(rig.memory.replicas[name].routable for name in awake)
+    return rig
+
+
+def test_after_a_fleet_restart_the_awake_set_serves_whoever_was_up_first() -> None:
+    rig = up(WITH_TWO_GPU_MODEL, ("b-0", "b-1"))
+    rig.restart_fleet()
+    rig.run(60.0)
+    assert rig.until_settled()
+    states = rig.life_cycles()
+    assert (states["b-0"], states["b-1"]) == ("active", "active")
+    assert {states["a-0"], states["a-1"], states["big-0"]} <= {"sleeping", "starting"}
+    assert rig.broken == []
+
+
+def test_a_waiting_server_is_started_by_a_transition_that_makes_room() -> None:
+    rig = after_fleet_restart(OVERLAY, ("a-0", "a-1"))
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "starting", "b-1": "starting"}
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    assert operation.kind is OperationKind.TRANSITION
+    assert operation.deadline_s - rig.now_s > LIMITS.starting_s + LIMITS.sleeping_s
+    rig.run(30.0)
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "starting"}
+    assert rig.broken == []
+
+
+def test_a_wake_waits_until_the_server_that_got_the_memory_first_sleeps() -> None:
+    rig = up([*OVERLAY, spec("c-0", 0)])
+    rig.restart_server("b-0")
+    rig.run(90.0)
+    assert rig.life_cycles()["b-0"] == "starting"
+    operation = rig.apply(2, [*OVERLAY, spec("c-0", 0)], ["c-0", "a-1"])
+    rig.run(40.0)
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.life_cycles()["b-0"] == "sleeping", "it came up in between and was put to sleep"
+    assert rig.life_cycles()["c-0"] == "active"
+    assert rig.broken == []
+
+
+def test_a_server_that_waits_for_another_gpu_too_keeps_nobody_waiting() -> None:
+    rig = up(WITH_TWO_GPU_MODEL)
+    rig.restart_server("big-0")
+    rig.run(90.0)
+    operation = rig.apply(2, WITH_TWO_GPU_MODEL, ["b-0", "a-1"])
+    rig.run(30.0)
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.life_cycles()["big-0"] == "starting", "a-1 has half of its memory"
+    assert rig.broken == []
+
+
+def test_a_two_gpu_server_that_waits_is_started_when_both_occupants_go() -> None:
+    rig = after_fleet_restart(WITH_TWO_GPU_MODEL, ("a-0", "a-1"))
+    operation = rig.apply(2, WITH_TWO_GPU_MODEL, ["big-0"])
+    rig.run(60.0)
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.memory.replicas["big-0"].routable
+    assert rig.broken == []
+
+
 def test_a_dead_server_is_withdrawn_at_once_and_shown_again_after_a_token() -> None:
     rig = up()
     rig.reboot("a-0")

@@ -231,6 +231,90 @@ def test_a_failed_replica_does_not_count_towards_the_donors_floor():
     assert moves(verdict) is None
 
 
+STARTS = (LifeCycle.STARTING, None)
+
+
+def test_a_wake_without_a_waiting_server_comes_before_one_with():
+    """code-1 would be taken by name; but whoever takes its place has to let a waiting server start first."""
+    members = [member("chat", 0.4), member("code", 4.0), member("rest", 3.0, idle=True, low=0)]
+    awake = {"chat-0", "code-1", "code-2", "code-3"}
+    verdict = fast(arena(members, awake, facts={"rest-1": STARTS}))
+    assert moves(verdict) == (["code-2"], ["chat-2"])
+
+
+def test_without_a_better_plan_a_waiting_server_starts_first():
+    members = [member("chat", 0.4), member("code", 4.0), member("rest", 3.0, idle=True, low=0)]
+    awake = {"chat-0", "code-1", "code-2", "code-3"}
+    verdict = fast(arena(members, awake, facts={f"rest-{n}": STARTS for n in range(4)}))
+    assert moves(verdict) == (["code-1"], ["chat-1"])
+    assert verdict.reason.endswith("waiting server rest-1 starts on its GPUs")
+
+
+def test_the_receivers_own_waiting_replica_is_a_wake_of_last_resort():
+    awake = {"chat-0", "code-1", "code-2", "code-3"}
+    members = [member("chat", 0.4), member("code", 4.0)]
+    one_sleeps = fast(arena(members, awake, facts={"chat-1": STARTS, "chat-2": STARTS}))
+    assert moves(one_sleeps) == (["code-3"], ["chat-3"])
+    none_sleeps = fast(arena(members, awake, facts={f"chat-{n}": STARTS for n in (1, 2, 3)}))
+    assert moves(none_sleeps) == (["code-1"], ["chat-1"])
+    assert "chat-1 has to start up" in none_sleeps.reason
+
+
+def test_no_cold_start_while_a_lost_replica_starts_again_by_itself():
+    """After a restart of the whole fleet nobody takes from those that came up first."""
+    facts = {"chat-0": STARTS, "chat-1": STARTS}
+    members = [member("chat", 0.0), member("code", 4.0)]
+    verdict = fast(arena(members, {"chat-0", "code-1", "code-2"}, gpus=3, facts={**facts, "chat-2": STARTS}))
+    assert moves(verdict) is None
+    assert "chat-0 starts already" in next(item.reason for item in verdict.candidates if item.donor == "code")
+    warm = fast(arena(members, {"chat-0", "code-1", "code-2"}, gpus=3, facts=facts))
+    assert moves(warm) == (["code-2"], ["chat-2"])
+
+
+def test_a_server_that_waits_for_another_gpu_too_is_not_in_the_way():
+    """big-2 needs GPUs 2 and 3, and code-2 stays: GPU 3 is idle. big-0 waits likewise while chat-0 stays."""
+    members = [member("chat", 0.4, high=4), member("code", 4.0), member("big", 3.0, idle=True, low=0)]
+    sizes = {"big": 2}
+    idle = arena(members, {"chat-0", "code-1", "code-2"}, sizes=sizes, facts={"big-2": STARTS})
+    assert moves(fast(idle)) == ([], ["chat-3"])
+    full = arena(members, {"chat-0", "code-1", "code-2", "code-3"}, sizes=sizes, facts={"big-0": STARTS})
+    verdict = fast(full)
+    assert moves(verdict) == (["code-1"], ["chat-1"])
+    assert "waiting" not in verdict.reason
+
+
+@pytest.mark.parametrize("state", [LifeCycle.STARTING, LifeCycle.FAILED, LifeCycle.UNKNOWN])
+def test_a_starting_server_beside_one_that_does_not_serve_may_be_awake(state):
+    facts = {"code-1": (state, None), "rest-1": STARTS}
+    members = [member("chat", 0.4), member("code", 4.0, low=0), member("rest", 3.0, idle=True, low=0)]
+    verdict = fast(arena(members, {"chat-0", "code-1"}, gpus=2, facts=facts))
+    assert moves(verdict) is None
+    left = {item.donor: item.reason for item in verdict.candidates}
+    assert left["code"] == "waiting server rest-1 starts on its GPUs"
+
+
+def test_idle_gpus_on_which_a_server_starts_are_not_idle():
+    members = [member("chat", 0.4), member("rest", 3.0, idle=True, low=0)]
+    verdict = fast(arena(members, {"chat-0"}, gpus=2, facts={"rest-1": STARTS}))
+    assert moves(verdict) is None
+    assert [item.reason for item in verdict.candidates] == ["waiting server rest-1 starts on its GPUs"]
+
+
+def test_every_pair_is_a_candidate_with_its_reason():
+    members = [member("chat", 0.4), member("code", 4.0), member("rest", 3.0), member("slow", 5.0)]
+    awake = {"chat-0", "code-1", "code-2", "rest-3", "rest-4", "slow-5", "slow-6"}
+    facts = {"chat-3": (LifeCycle.FAILED, None), "chat-4": (LifeCycle.UNKNOWN, None)}
+    verdict = fast(arena(members, awake, gpus=7, facts=facts, barred=["slow-5", "chat-6"]))
+    assert {item.donor: (item.taken, item.reason) for item in verdict.candidates} == {
+        "": (False, "no idle GPUs for a sleeper of it"),
+        "code": (True, "a donor makes room"),
+        "rest": (False, "chat-3 is failed"),
+        "slow": (False, "slow-5 is being repaired, or its last transition failed"),
+    }
+    gentler = fast(arena(members[:3], {"chat-0", "code-1", "code-2", "rest-3", "rest-4"}, gpus=5))
+    assert [item.reason for item in gentler.candidates if item.donor == "rest"] == ["another donor is the gentler one"]
+
+
 def test_barred_replicas_are_left_alone():
     members = [member("chat", 0.4), member("code", 4.0)]
     awake = {"chat-0", "code-1", "code-2", "code-3"}

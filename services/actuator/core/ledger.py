@@ -39,7 +39,11 @@ def sharing(spec: Spec, replicas: Mapping[str, Replica]) -> list[Replica]:
 def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: Limits) -> list[str]:
     """Why the replica may not use its GPUs yet, in words; empty when it may."""
     neighbours = sharing(spec, replicas)
-    awake = [f"{other.name} is {other.life_cycle}" for other in neighbours if occupies(other, world)]
+    awake = [
+        f"{other.name} is {other.life_cycle}"
+        for other in neighbours
+        if occupies(other, world) and not _shut_out(other, spec, replicas, world)
+    ]
     if awake or not world.measures_gpus:
         return awake
     reasons = []
@@ -58,6 +62,22 @@ def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: 
         if measured.used_gib > allowed_gib:
             reasons.append(f"GPU {node}/{index} still has {measured.used_gib:.1f} GiB in use")
     return reasons
+
+
+def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world: World) -> bool:
+    """Whether ``other`` starts and cannot come up: somebody serves on a GPU of it that ``spec`` does not ask for.
+
+    Only where memory is measured, since that is what proves it.
+    """
+    sight = world.sights.get(other.name)
+    up = sight is not None and sight.healthy
+    if other.life_cycle is not LifeCycle.STARTING or up or not world.measures_gpus:
+        return False
+    elsewhere = set(other.spec.gpus) - set(spec.gpus)
+    return any(
+        third.life_cycle is LifeCycle.ACTIVE and not elsewhere.isdisjoint(third.spec.gpus)
+        for third in sharing(other.spec, replicas)
+    )
 
 
 def awake_gpus(replicas: Iterable[Replica], world: World) -> dict[Gpu, list[str]]:

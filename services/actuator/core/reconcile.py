@@ -127,9 +127,28 @@ def _deadline_s(d: Draft, pool: Pool, kind: OperationKind, steps: tuple[Step, ..
     limits = d.limits
     if kind is OperationKind.OVERLAY:
         return d.now_s + limits.overlay_s
-    creation_s = limits.starting_s if any(step.kind is StepKind.CREATE for step in steps) else 0.0
     drain_s = pool.drain_timeout_s or limits.default_drain_s
-    return d.now_s + drain_s + limits.pinned_wait_s + limits.sleeping_s + limits.reactivating_s + creation_s
+    start_ups_s = _start_ups_s(d, pool, steps)
+    return d.now_s + drain_s + limits.pinned_wait_s + limits.sleeping_s + limits.reactivating_s + start_ups_s
+
+
+def _start_ups_s(d: Draft, pool: Pool, steps: tuple[Step, ...]) -> float:
+    """Time for servers that have to come up before the steps are done.
+
+    One that is to be awake and is made, or starts; and before it those that wait for the same memory: they may get it
+    first, and have to be up before they can be put to sleep.
+    """
+    starts_s = sleeps_s = 0.0
+    for step in steps:
+        replica = d.replicas.get(step.replica)
+        starting = replica is not None and replica.life_cycle is LifeCycle.STARTING
+        if step.kind is StepKind.CREATE or (step.goal is Goal.AWAKE and starting):
+            starts_s = d.limits.starting_s
+        spec = step.spec or pool.spec_of(step.replica)
+        if step.goal is Goal.AWAKE and spec is not None:
+            ahead = sum(other.life_cycle is LifeCycle.STARTING for other in sharing(spec, d.replicas))
+            sleeps_s = max(sleeps_s, ahead * (d.limits.starting_s + d.limits.sleeping_s))
+    return starts_s + sleeps_s
 
 
 def settle_pool(d: Draft, pool: Pool, awake: tuple[str, ...]) -> None:

@@ -95,6 +95,10 @@ def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
     if sight is None or not sight.healthy or not replica.address:
         return phase(step, "starting" if replica.life_cycle is LifeCycle.STARTING else "waiting for /health")
     if sight.sleeping and sight.as_of_s > replica.since_s:
+        # A wake that did not take: a server that started meanwhile may have the memory.
+        in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits)
+        if in_the_way:
+            return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
         d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address))
         return asked(step, ActionKind.WAKE, "waking")
     if _must_sleep_once(operation, step, replica):

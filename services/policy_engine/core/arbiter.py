@@ -28,7 +28,8 @@ MAX_CANDIDATES = 64
 class Verdict:
     """What the arbiter decided. `transition` is None when it leaves everything as it is.
 
-    `clamps` say what kept an event from being served; `holding` is the same in one sentence.
+    `clamps` say what kept an event from being served; `holding` is the same in words. `unserved` names those events by
+    rule and member.
     """
 
     transition: Transition | None
@@ -38,6 +39,7 @@ class Verdict:
     candidates: tuple[Candidate, ...] = ()
     clamps: tuple[Clamp, ...] = ()
     holding: str = ""
+    unserved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class _Log:
 def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
     """One tick. With neither loop due nothing is looked at."""
     log = _Log()
-    holding = ""
+    unserved: list[_Event] = []
     if fast_due:
         excess = _over_ceiling(arena)
         if excess is not None:
@@ -85,7 +87,7 @@ def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
             plan = _source(arena, event.member, log, threshold_z=event.threshold_z)
             if plan is not None:
                 return _verdict(arena, plan, event.rule, event.why, event.member, log)
-            holding = holding or f"{event.member.key}: {event.why}, and nothing can serve it"
+            unserved.append(event)
     urgent_clamps = tuple(log.clamps[kind] for kind in sorted(log.clamps))
     if fast_due or slow_due:
         gift = _idle_gift(arena, log, any_z=slow_due)
@@ -95,7 +97,16 @@ def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
         move = _rebalance(arena, log)
         if move is not None:
             return move
-    return Verdict(None, Rule.HOLD, holding, candidates=log.all(), clamps=urgent_clamps, holding=holding)
+    holding = "; ".join(f"{event.member.key}: {event.why}, and nothing can serve it" for event in unserved)
+    return Verdict(
+        None,
+        Rule.HOLD,
+        holding,
+        candidates=log.all(),
+        clamps=urgent_clamps,
+        holding=holding,
+        unserved=tuple(f"{event.rule} {event.member.key}" for event in unserved),
+    )
 
 
 def _order(member: MemberState) -> tuple[float, int, MemberKey]:
@@ -150,10 +161,17 @@ def _source(arena: Arena, receiver: MemberState, log: _Log, *, threshold_z: floa
 
 
 def _donor_plan(arena: Arena, receiver: MemberState, log: _Log, *, threshold_z: float) -> Plan | None:
-    """The gentlest release that makes room: surplus donors, no GPU freed in vain, highest predicted Z, least loaded."""
-    best: tuple[tuple[bool, int, float, int, str], Plan] | None = None
+    """The gentlest release that makes room.
+
+    That is: no server has to start up first, surplus donors, no GPU freed in vain, highest predicted Z, least loaded.
+    """
+    fit: list[tuple[tuple[int, bool, int, float, int, str], Plan]] = []
+    obstructed: list[Plan] = []
     awake = arena.awake_count(receiver.key)
     for plan in arena.donor_plans(receiver):
+        if plan.obstacle:
+            obstructed.append(plan)
+            continue
         refusal: tuple[str, str, ClampKind | None] | None = None
         lowest = float("inf")
         for key, released in plan.released_by_member:
@@ -166,12 +184,15 @@ def _donor_plan(arena: Arena, receiver: MemberState, log: _Log, *, threshold_z: 
             log.left(receiver, *refusal, awake)
             continue
         surplus = all(arena.member(key).share.region == Region.SURPLUS for key, _ in plan.released_by_member)
-        rank = (not surplus, plan.spare_gpus, -lowest, plan.in_flight, plan.wakes[0].replica)
-        if best is None or rank < best[0]:
-            best = (rank, plan)
-    if best is None:
-        return None
-    return arena.filled(best[1], receiver)
+        rank = (plan.cold_starts, not surplus, plan.spare_gpus, -lowest, plan.in_flight, plan.wakes[0].replica)
+        fit.append((rank, plan))
+    fit.sort(key=lambda item: item[0])
+    for _, plan in fit[1:]:
+        if plan.donor_words != fit[0][1].donor_words:
+            log.left(receiver, plan.donor_words, plan.remark or "another donor is the gentler one", None, awake)
+    for plan in obstructed:
+        log.left(receiver, plan.donor_words, plan.obstacle, None, awake)
+    return arena.filled(fit[0][1], receiver) if fit else None
 
 
 def _idle_gift(arena: Arena, log: _Log, *, any_z: bool) -> Verdict | None:
@@ -220,7 +241,8 @@ def _verdict(arena: Arena, plan: Plan, rule: Rule, why: str, receiver: MemberSta
     )
     wakes = _names(transition.wakes)
     source = f"releases {_names(transition.releases)}" if transition.releases else plan.words
-    reason = f"{receiver.key}: {why}; wakes {wakes}, {source}"
+    remark = f"; {plan.remark}" if plan.remark else ""
+    reason = f"{receiver.key}: {why}; wakes {wakes}, {source}{remark}"
     return Verdict(transition, rule, reason, receiver=receiver.key, candidates=log.all())
 
 

@@ -1,7 +1,8 @@
 """The picture of a pool that the arbiter looks at: who is awake where, who could be woken, what that would cost.
 
 Occupancy is the desired awake set; beside it, replicas that are awake without being desired (a server that was just
-restarted, one being put to sleep) keep their GPUs from counting as idle.
+restarted, one being put to sleep) keep their GPUs from counting as idle. One that is starting where a desired replica
+is awake is no such intruder: the memory is taken, so it waits. It is first in line when that replica goes.
 """
 
 from __future__ import annotations
@@ -49,13 +50,20 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Releases and the wakes that they make room for. `spare_gpus` are freed and not used."""
+    """Releases and the wakes that they make room for. `spare_gpus` are freed and not used.
+
+    `cold_starts`: servers that have to start up before the wakes are done, as `remark` says. `obstacle` says why the
+    plan cannot be carried out; empty when it can.
+    """
 
     wakes: tuple[OverlayReplica, ...]
     releases: tuple[OverlayReplica, ...]
     spare_gpus: int
     in_flight: int
     words: str
+    cold_starts: int = 0
+    remark: str = ""
+    obstacle: str = ""
 
     @property
     def released_by_member(self) -> tuple[tuple[MemberKey, int], ...]:
@@ -99,14 +107,25 @@ class Arena:
         return {gpu: self._by_name[name] for name in self.awake for gpu in self._by_name[name].gpus}
 
     @cached_property
-    def _intruders(self) -> dict[Gpu, str]:
-        """GPUs on which someone is awake, or may be, without being desired."""
+    def _waiting(self) -> tuple[OverlayReplica, ...]:
+        """Undesired replicas that start where a desired one has the memory."""
         desired = set(self.awake)
-        found: dict[Gpu, str] = {}
+        return tuple(
+            item
+            for item in self.overlay
+            if item.replica not in desired and self._starts(item) and self._shut_out(item, frozenset())
+        )
+
+    @cached_property
+    def _intruders(self) -> dict[Gpu, list[OverlayReplica]]:
+        """GPUs on which someone is awake, or may be, without being desired."""
+        left_out = set(self.awake).union(item.replica for item in self._waiting)
+        found: dict[Gpu, list[OverlayReplica]] = {}
         for item in self.overlay:
-            facts = self._facts.get(item.replica)
-            if facts is not None and item.replica not in desired and facts.life_cycle not in OFF_GPU:
-                found.update(dict.fromkeys(item.gpus, item.replica))
+            life_cycle = self._life_cycle(item)
+            if item.replica not in left_out and life_cycle is not None and life_cycle not in OFF_GPU:
+                for gpu in item.gpus:
+                    found.setdefault(gpu, []).append(item)
         return found
 
     @cached_property
@@ -144,34 +163,66 @@ class Arena:
     def idle_plan(self, receiver: MemberState) -> Plan | None:
         """Wake a sleeper all of whose GPUs nobody uses."""
         for item in self._wakeable(receiver.key, frozenset({LifeCycle.SLEEPING})):
-            if not self._blockers(item) and not self._intruded(item):
+            if not self._blockers(item) and self._intruder(item) is None:
                 return Plan((item,), (), 0, 0, "its GPUs are idle")
         return None
 
     def held_plan(self, receiver: MemberState) -> Plan | None:
         """Take back an own replica that is awake but held (a release that was not completed)."""
         for item in self._wakeable(receiver.key, SERVING):
-            if not self._blockers(item) and not self._intruded(item):
+            if not self._blockers(item) and self._intruder(item) is None:
                 return Plan((item,), (), 0, 0, "it is awake already and only held")
         return None
 
     def why_no_idle(self, receiver: MemberState) -> str:
         """In words, for the record."""
         sleepers = list(self._wakeable(receiver.key, frozenset({LifeCycle.SLEEPING})))
+        for item in sleepers:
+            intruder = self._intruder(item)
+            if not self._blockers(item) and intruder is not None:
+                return self._intrusion(intruder)
         return "no idle GPUs for a sleeper of it" if sleepers else "it has no sleeper that could be woken"
 
     def donor_plans(self, receiver: MemberState) -> Iterator[Plan]:
-        """Every wake of the receiver that needs others released: each with all of the replicas in its way."""
-        for item in self._wakeable(receiver.key, frozenset({LifeCycle.SLEEPING})):
+        """Every wake of the receiver that needs others released: each with all of the replicas in its way.
+
+        With those that cannot be carried out, for the record, and with cold starts, for want of anything better. A cold
+        start is no faster than a replica that the receiver has lost and that starts again already.
+        """
+        back = next((own for own in self._awake_by_member.get(receiver.key, ()) if self._starts(own)), None)
+        for item in self.overlay:
             blockers = self._blockers(item)
-            if not blockers or self._intruded(item):
+            if item.member != receiver.key or not blockers or any(other.member == receiver.key for other in blockers):
                 continue
-            if any(blocker.member == receiver.key or blocker.replica in self.barred for blocker in blockers):
-                continue
-            freed = sum(len(blocker.gpu_indices) for blocker in blockers)
-            overlap = sum(1 for gpu in item.gpus if gpu in self._occupant)
-            load = sum(self._load(blocker) for blocker in blockers)
-            yield Plan((item,), blockers, freed - overlap, load, "a donor makes room")
+            released = frozenset(blocker.replica for blocker in blockers)
+            ahead = self._ahead(item, released)
+            cold = item in self._waiting
+            remarks = [f"waiting server {name} starts on its GPUs" for name in ahead]
+            remarks += [f"{item.replica} has to start up"] if cold else []
+            obstacle = self._obstacle(item, blockers)
+            if remarks and back is not None:
+                obstacle = obstacle or f"{remarks[0]}, and {back.replica} starts already"
+            yield Plan(
+                wakes=(item,),
+                releases=blockers,
+                spare_gpus=sum(len(blocker.gpu_indices) for blocker in blockers)
+                - sum(1 for gpu in item.gpus if gpu in self._occupant),
+                in_flight=sum(self._load(blocker) for blocker in blockers),
+                words="; ".join(["a donor makes room", *remarks]),
+                cold_starts=len(remarks),
+                remark="; ".join(remarks),
+                obstacle=obstacle,
+            )
+
+    def _obstacle(self, item: OverlayReplica, blockers: tuple[OverlayReplica, ...]) -> str:
+        """Why `item` cannot be woken in the place of `blockers`; empty when it can."""
+        for other in (item, *blockers):
+            if other.replica in self.barred:
+                return f"{other.replica} is being repaired, or its last transition failed"
+        if self._life_cycle(item) != LifeCycle.SLEEPING and item not in self._waiting:
+            return f"{item.replica} is {self._life_cycle(item) or 'not listed'}"
+        intruder = self._intruder(item)
+        return "" if intruder is None else self._intrusion(intruder)
 
     def filled(self, plan: Plan, receiver: MemberState) -> Plan:
         """Wake further replicas of the receiver on GPUs that the releases free beyond its first wake."""
@@ -185,7 +236,8 @@ class Arena:
             if room <= 0:
                 break
             others = {blocker.replica for blocker in self._blockers(item)}
-            if taken.isdisjoint(item.gpus) and others and others <= released and not self._intruded(item):
+            in_the_way = self._intruder(item) is not None or self._ahead(item, frozenset(released))
+            if taken.isdisjoint(item.gpus) and others and others <= released and not in_the_way:
                 wakes.append(item)
                 taken.update(item.gpus)
                 room -= 1
@@ -230,12 +282,36 @@ class Arena:
         found = {self._occupant[gpu].replica: self._occupant[gpu] for gpu in item.gpus if gpu in self._occupant}
         return tuple(found[name] for name in sorted(found))
 
-    def _intruded(self, item: OverlayReplica) -> bool:
-        return any(self._intruders.get(gpu, item.replica) != item.replica for gpu in item.gpus)
+    def _shut_out(self, item: OverlayReplica, released: frozenset[str]) -> bool:
+        """Whether somebody desired, beside those to be released, is awake on its GPUs: then it cannot come up."""
+        return any(
+            other.replica not in released and self._life_cycle(other) in SERVING for other in self._blockers(item)
+        )
+
+    def _ahead(self, item: OverlayReplica, released: frozenset[str]) -> list[str]:
+        """Waiting servers that may get the GPUs of `item` first once `released` have gone."""
+        mine = set(item.gpus)
+        return [
+            other.replica
+            for other in self._waiting
+            if other != item and not mine.isdisjoint(other.gpus) and not self._shut_out(other, released)
+        ]
+
+    def _intruder(self, item: OverlayReplica) -> OverlayReplica | None:
+        found = (other for gpu in item.gpus for other in self._intruders.get(gpu, ()) if other != item)
+        return next(found, None)
+
+    def _intrusion(self, intruder: OverlayReplica) -> str:
+        if self._starts(intruder):
+            return f"waiting server {intruder.replica} starts on its GPUs"
+        return f"{intruder.replica} on its GPUs is {self._life_cycle(intruder)} and may be awake"
 
     def _life_cycle(self, item: OverlayReplica) -> LifeCycle | None:
         facts = self._facts.get(item.replica)
         return facts.life_cycle if facts is not None else None
+
+    def _starts(self, item: OverlayReplica) -> bool:
+        return self._life_cycle(item) == LifeCycle.STARTING
 
     def _routable(self, item: OverlayReplica) -> bool:
         facts = self._facts.get(item.replica)

@@ -1,0 +1,91 @@
+"""A pool's tick as a whole: what is recorded when nothing moves."""
+
+from dataclasses import replace
+
+from policy_engine.core.arena import ReplicaFacts
+from policy_engine.core.pool import BirthInput, PoolInput, PoolState, decide_pool, lay_out
+from policy_engine.core.vocabulary import DecisionKind
+from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.words import LifeCycle
+
+START_S = 1_700_000_000.0
+
+
+def member_policy(name: str, low: int) -> ServicePolicy:
+    return ServicePolicy.model_validate(
+        {
+            "metadata": {"name": name},
+            "spec": {
+                "model": "m",
+                "slo": {"ttftS": 1, "tpotS": 1},
+                "roles": [{"role": "colocated", "minReplicas": low, "maxReplicas": 4, "gpusPerReplica": 1}],
+                "tokenServiceShare": {"thetaTps": 20},
+            },
+        }
+    )
+
+
+def stuck_pool() -> PoolInput:
+    """Two GPUs, one replica awake of each service; the others have failed, so nothing could be woken."""
+    pool = Pool.model_validate(
+        {
+            "metadata": {"name": "shared"},
+            "spec": {
+                "cluster": "local",
+                "gpus": [{"node": "n", "gpuIndices": [0, 1]}],
+                "members": [{"service": "chat", "initialAwake": 1}, {"service": "code", "initialAwake": 1}],
+                "rescueIntervalS": 1,
+                "rebalanceIntervalS": 3600,
+            },
+        }
+    )
+    policies = (member_policy("chat", 1), member_policy("code", 1))
+    birth = lay_out(BirthInput(pool, policies))
+    return PoolInput(
+        now_s=START_S,
+        pool=pool,
+        policies=policies,
+        overlay=birth.overlay,
+        awake=birth.awake,
+        replicas=tuple(
+            ReplicaFacts(
+                item.replica,
+                LifeCycle.ACTIVE if item.replica in birth.awake else LifeCycle.FAILED,
+                item.replica in birth.awake,
+                0,
+            )
+            for item in birth.overlay
+        ),
+        views=(),
+        fronts=(),
+        state=PoolState(),
+    )
+
+
+def test_an_urgent_event_that_nothing_can_serve_is_recorded_once() -> None:
+    given = stuck_pool()
+    quiet = decide_pool(given)
+    assert quiet.draft is None
+    raised = replace(
+        given, policies=(member_policy("chat", 2), given.policies[1]), state=quiet.state, now_s=START_S + 1
+    )
+    first = decide_pool(raised)
+    assert first.draft is not None
+    assert (first.draft.kind, first.draft.clamps) == (DecisionKind.HOLD, ())
+    assert first.draft.reason == "chat: 1 awake, the floor is 2, and nothing can serve it"
+    assert [(item.donor, item.taken, item.reason.split(" ", 1)[1]) for item in first.draft.candidates] == [
+        ("", False, "has no sleeper that could be woken"),
+        ("code", False, "is failed"),
+    ]
+    state = first.state
+    for tick in range(2, 200):
+        result = decide_pool(replace(raised, state=state, now_s=START_S + tick))
+        assert result.draft is None, "told already"
+        assert result.holding
+        state = result.state
+    other = replace(raised, policies=(member_policy("chat", 2), member_policy("code", 2)))
+    second = decide_pool(replace(other, state=state, now_s=START_S + 200))
+    assert second.draft is not None
+    assert "code: 1 awake, the floor is 2" in second.draft.reason
+    again = decide_pool(replace(other, state=second.state, now_s=START_S + 300))
+    assert again.draft is not None, "unseen for more than a minute, so it is news"
