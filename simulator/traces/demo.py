@@ -5,13 +5,15 @@ that is what the demo is to show. Requests are long in (a few thousand prompt to
 hot at a number of streamed tokens that two CPU cores can carry.
 
 A recorded trace takes the place of the pool's load with `demo_from_trace`: one slice of it, scaled so that it asks for
-as much GPU work as the generated load, and dealt to the same services with the same rotation.
+as much GPU work as the generated load, and dealt to the same services with the same rotation; below 90 s with two
+turns that ask for more of the first model, since a short slice shows nothing when the split carries both.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate, rotating
@@ -26,6 +28,7 @@ from simulator.traces.shaping import (
     scale_rate,
     static_split,
     take_slice,
+    thin,
 )
 
 POOL_SERVICES = ("chat", "code", "reason")
@@ -44,6 +47,10 @@ COLD_REPLICAS = {"chat": 0.5, "code": 0.5, "reason": 0.25}
 # short demo has fewer turns rather than such ones, but two at least.
 PHASE_S = 40.0
 LEAST_PHASE_S = 30.0
+# A recorded slice with time for two turns only. A split by the mean then gives each of the two hot models about what it
+# needs, unless the first one asks for clearly more: 4.2 + 0.5 + 2 · 0.25 GPUs of work, then 0.5 + 0.5 + 2 · 1.8.
+SHORT_TURNS = TURNS[:2]
+SHORT_HOT_REPLICAS = {"chat": 4.2, "reason": 1.8}
 # Popularity shifts over seconds, not at a stroke: who follows it can be told from who cannot.
 RAMP_PER_PHASE = 0.6
 
@@ -60,6 +67,10 @@ OUTPUT_TOKEN_S = 150e-6
 # Bursts of a recorded trace are scaled to this at most: eight GPUs, when a third of the work needs two GPUs a replica.
 PEAK_REPLICAS = 6.0
 _PEAK_WINDOW_S = 10.0
+# Streamed tokens per second of a recorded trace are scaled to this at most. Two turns show nothing below the load that
+# they are made for, so a short slice gets longer chunks instead.
+MAX_OUTPUT_TPS = 6000.0
+SHORT_MAX_OUTPUT_TPS = 9000.0
 MAX_PROMPT_TOKENS = 16_000
 MAX_OUTPUT_TOKENS = 1_000
 
@@ -107,16 +118,32 @@ def _replica_rps() -> float:
 def _pool_curves(duration_s: float) -> dict[str, Curve]:
     """Replicas' worth of load of each of the pool's services."""
     phase_s = max(min(PHASE_S, duration_s / len(TURNS)), min(LEAST_PHASE_S, duration_s / 2))
-    shape = rotating(TURNS, duration_s=duration_s, phase_s=phase_s, ramp_s=RAMP_PER_PHASE * phase_s, hot=1.0, cold=0.0)
-    return {
-        name: Curve(
-            tuple(
-                (time_s, COLD_REPLICAS[name] + (HOT_REPLICAS[name] - COLD_REPLICAS[name]) * value)
-                for time_s, value in curve.points
-            )
-        )
-        for name, curve in shape.items()
-    }
+    return _turning(TURNS, HOT_REPLICAS, duration_s=duration_s, phase_s=phase_s)
+
+
+def _is_short(duration_s: float) -> bool:
+    """Whether there is no time for three turns."""
+    return duration_s < len(TURNS) * LEAST_PHASE_S
+
+
+def _recorded_curves(duration_s: float) -> dict[str, Curve]:
+    """The same for a recorded slice: `_pool_curves`, or two long turns where three would be too short."""
+    if not _is_short(duration_s):
+        return _pool_curves(duration_s)
+    return _turning(SHORT_TURNS, SHORT_HOT_REPLICAS, duration_s=duration_s, phase_s=duration_s / len(SHORT_TURNS))
+
+
+def _turning(
+    turns: Sequence[str], hot_replicas: Mapping[str, float], *, duration_s: float, phase_s: float
+) -> dict[str, Curve]:
+    shape = rotating(turns, duration_s=duration_s, phase_s=phase_s, ramp_s=RAMP_PER_PHASE * phase_s, hot=1.0, cold=0.0)
+    curves = {}
+    for name in TURNS:
+        cold = COLD_REPLICAS[name]
+        points = shape[name].points if name in shape else ((0.0, 0.0),)
+        rise = hot_replicas.get(name, cold) - cold
+        curves[name] = Curve(tuple((time_s, cold + rise * value) for time_s, value in points))
+    return curves
 
 
 def _scaled_load(duration_s: float, rate_scale: float) -> ServiceLoad:
@@ -143,12 +170,13 @@ def demo_from_trace(
     seed: int = 1,
     start_s: float | None = None,
     scale: float | None = None,
-    max_output_tps: float = 6000.0,
+    max_output_tps: float | None = None,
 ) -> DemoTrace:
     """A slice of a recorded trace as the pool's load, beside the generated load of the scaled service.
 
-    `start_s` defaults to the busiest slice, `scale` to as much GPU work as the generated load, as far as the streamed
-    tokens stay below `max_output_tps`. A trace in Trimtab's own format keeps its services.
+    `start_s` defaults to the busiest slice, `scale` to as much GPU work as its turns are made for, as far as the
+    streamed tokens stay below `max_output_tps`. A trace in Trimtab's own format keeps its services. Other short slices
+    (no time for three turns) are thinned while the model with the larger replicas is hot, unless `scale` is given.
     Raises `TraceError` for a file that cannot be read or a slice without requests.
     """
     requests = list(itertools.islice(read_trace(path), 5_000_000))
@@ -161,13 +189,26 @@ def demo_from_trace(
         )
     sliced, clipped = clip_lengths(sliced, max_prompt_tokens=MAX_PROMPT_TOKENS, max_output_tokens=MAX_OUTPUT_TOKENS)
     own_services = any(request.service != "trace" for request in sliced)
-    wanted = scale if scale is not None else _fitting_scale(sliced, duration_s, max_output_tps)
+    if max_output_tps is None:
+        max_output_tps = SHORT_MAX_OUTPUT_TPS if _is_short(duration_s) else MAX_OUTPUT_TPS
+    curves = _recorded_curves(duration_s)
+    # While the model of two GPUs a replica is hot, the same GPUs carry fewer requests.
+    level = tuple(curves.values()) if _is_short(duration_s) and not own_services and scale is None else ()
+    wanted = scale
+    if wanted is None:
+        wanted = _fitting_scale(thin(sliced, level, seed=seed) or sliced, curves, duration_s, max_output_tps)
     shaped = [request for request in scale_rate(sliced, wanted, seed=seed) if request.arrival_s < duration_s]
     if not own_services:
-        shaped = deal(shaped, _pool_curves(duration_s), seed=seed)
+        shaped = deal(thin(shaped, level, seed=seed), curves, seed=seed)
         assist = generate([_scaled_load(duration_s, 1.0)], duration_s=duration_s, seed=seed)
         shaped = sorted([*shaped, *assist], key=lambda request: (request.arrival_s, request.service))
     notes = [f"{path.name}: {start_s:g} s to {start_s + duration_s:g} s, rates × {wanted:.3g}"]
+    if _is_short(duration_s) and not own_services:
+        fewer = f", fewer requests while {SHORT_TURNS[-1]} with its larger replicas is hot" if level else ""
+        notes.append(
+            f"two turns ({', then '.join(SHORT_TURNS)}){fewer}: a recorded slice below "
+            f"{len(TURNS) * LEAST_PHASE_S:g} s has no time for three"
+        )
     if clipped:
         notes.append(
             f"{clipped} of {len(sliced)} requests shortened to {MAX_PROMPT_TOKENS} prompt and "
@@ -176,14 +217,15 @@ def demo_from_trace(
     return DemoTrace(tuple(shaped), duration_s, seed, peak_output_tps(shaped), tuple(notes))
 
 
-def _fitting_scale(sliced: list[TraceRequest], duration_s: float, max_output_tps: float) -> float:
-    """The factor that makes the slice ask for as much GPU work as the generated pool load does on average.
+def _fitting_scale(
+    sliced: list[TraceRequest], curves: Mapping[str, Curve], duration_s: float, max_output_tps: float
+) -> float:
+    """The factor that makes the slice ask for as much GPU work as `curves` do on average.
 
     Less where its bursts would ask for more than the whole pool has, or for more streamed tokens than allowed.
     """
     target = sum(
-        sum(curve.at(duration_s * (step + 0.5) / 200) for step in range(200)) / 200
-        for curve in _pool_curves(duration_s).values()
+        sum(curve.at(duration_s * (step + 0.5) / 200) for step in range(200)) / 200 for curve in curves.values()
     )
     mean, peak = _work(sliced, duration_s)
     factors = (target / mean, PEAK_REPLICAS / peak, max_output_tps / max(peak_output_tps(sliced), 1e-9))

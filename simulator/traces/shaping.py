@@ -66,6 +66,21 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, *, seed: int) ->
     return sorted(scaled, key=lambda request: (request.arrival_s, request.service))
 
 
+def thin(requests: Sequence[TraceRequest], level: Sequence[Curve], *, seed: int) -> list[TraceRequest]:
+    """Drop requests at random so that the rate follows the sum of `level`, which at its highest keeps them all.
+
+    Without any curve nothing is dropped.
+    """
+    if not level:
+        return list(requests)
+    # Piecewise linear curves have their maximum, and so has their sum, at one of their points.
+    top = max(sum(curve.at(time_s) for curve in level) for one in level for time_s, _ in one.points)
+    if top <= 0:
+        raise ValueError("the level is zero throughout")
+    source = random.Random(f"{seed}/thin")
+    return [r for r in requests if source.random() * top < sum(curve.at(r.arrival_s) for curve in level)]
+
+
 def clip_lengths(
     requests: Sequence[TraceRequest], *, max_prompt_tokens: int, max_output_tokens: int
 ) -> tuple[list[TraceRequest], int]:

@@ -17,6 +17,7 @@ from simulator.traces.demo import (
     POOL_GPUS,
     POOL_SERVICES,
     PROMPT_TOKEN_S,
+    SHORT_MAX_OUTPUT_TPS,
     TURNS,
     demo_from_trace,
     demo_trace,
@@ -33,6 +34,7 @@ from simulator.traces.shaping import (
     scale_rate,
     static_split,
     take_slice,
+    thin,
 )
 
 AZURE = (
@@ -320,9 +322,45 @@ def test_recorded_trace_becomes_a_demo_load(tmp_path):
     assert trace == demo_from_trace(path, duration_s=60, seed=2)
     assert set(trace.mean_demand) == {*POOL_SERVICES, "assist"}
     assert all(request.arrival_s < 60 for request in trace.requests)
-    assert trace.peak_output_tps < 8000
+    assert trace.peak_output_tps < 1.2 * SHORT_MAX_OUTPUT_TPS
     assert "rates ×" in trace.notes[0]
     pinned = demo_from_trace(path, duration_s=60, start_s=30, scale=1.0)
     assert sum(r.service != "assist" for r in pinned.requests) == pytest.approx(600, abs=1)
     with pytest.raises(TraceError, match="no request from"):
         demo_from_trace(path, duration_s=60, start_s=100_000)
+
+
+@pytest.mark.parametrize(("duration_s", "turns"), [(60, TURNS[:2]), (80, TURNS[:2]), (90, TURNS), (120, TURNS)])
+def test_recorded_load_turns_and_the_static_split_does_not_carry_its_peaks(tmp_path, duration_s, turns):
+    rows = "".join(
+        json.dumps({"timestamp": 100 * i, "input_length": 1500 + i % 7, "output_length": 100}) + "\n"
+        for i in range(3000)
+    )
+    trace = demo_from_trace(written(tmp_path, rows), duration_s=duration_s)
+    split = trace.static_replicas()
+    phase_s = duration_s / len(turns)
+    load = {}
+    for phase, name in enumerate(turns):
+        middle = take_slice(trace.requests, start_s=(phase + 0.3) * phase_s, duration_s=0.4 * phase_s)
+        demands = mean_demand(middle, duration_s=0.4 * phase_s)
+        work = {
+            service: demands[service].work(prompt_token_s=PROMPT_TOKEN_S, output_token_s=OUTPUT_TOKEN_S)
+            for service in POOL_SERVICES
+        }
+        assert max(POOL_SERVICES, key=lambda service: work[service] * FOOTPRINT_GPUS[service]) == name
+        assert sum(work[service] * FOOTPRINT_GPUS[service] for service in POOL_SERVICES) < POOL_GPUS
+        load[name] = work[name]
+    assert any(load[name] > 1.2 * split[name] for name in turns)
+    assert any("two turns" in note for note in trace.notes) == (len(turns) == 2)
+
+
+def test_thinned_rate_follows_the_level():
+    requests = [TraceRequest(i / 100, "x", 1, 1) for i in range(2000)]
+    level = [Curve(((0.0, 1.0), (10.0, 1.0), (10.0, 0.0))), Curve(((0.0, 1.0),))]
+    kept = thin(requests, level, seed=1)
+    early = [request for request in kept if request.arrival_s < 10]
+    assert len(early) == 1000
+    assert len(kept) - len(early) == pytest.approx(500, abs=60)
+    assert thin(requests, [], seed=1) == requests
+    with pytest.raises(ValueError, match="zero throughout"):
+        thin(requests, [Curve(((0.0, 0.0),))], seed=1)
