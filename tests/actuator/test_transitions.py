@@ -9,6 +9,7 @@ from actuator_rig import LIMITS, Rig, spec
 from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.fencing import Refused
+from actuator.core.ledger import awake_gpus
 from actuator.core.model import Floor, HoldOwner, LifeCycle, OperationKind, OperationState, Role, State
 from actuator.core.steps import drained
 
@@ -400,6 +401,7 @@ def test_after_a_fleet_restart_the_awake_set_serves_whoever_was_up_first() -> No
 def test_a_waiting_server_is_started_by_a_transition_that_makes_room() -> None:
     rig = after_fleet_restart(OVERLAY, ("a-0", "a-1"))
     assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "starting", "b-1": "starting"}
+    assert awake_gpus(rig.memory.replicas.values(), rig.world()) == {("n0", 0): ["a-0"], ("n0", 1): ["a-1"]}
     operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
     assert operation.kind is OperationKind.TRANSITION
     assert operation.deadline_s - rig.now_s > LIMITS.starting_s + LIMITS.sleeping_s
@@ -509,6 +511,16 @@ def test_a_deleted_sleeper_is_made_again_only_when_its_gpu_is_free() -> None:
     rig.run(60.0)
     assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
     assert rig.broken == []
+
+
+def test_a_donor_that_is_gone_keeps_nobody_waiting() -> None:
+    rig = up()
+    del rig.servers["a-0"]
+    rig.memory = replace(rig.memory, replicas={n: r for n, r in rig.memory.replicas.items() if n != "a-0"})
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(15.0)
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.memory.replicas["b-0"].routable
 
 
 def test_a_lost_store_changes_no_replica() -> None:

@@ -26,6 +26,11 @@ def occupies(replica: Replica, world: World) -> bool:
     return not (replica.life_cycle is LifeCycle.FAILED and exited(replica, world))
 
 
+def _up(replica: Replica, world: World) -> bool:
+    sight = world.sights.get(replica.name)
+    return sight is not None and sight.healthy
+
+
 def sharing(spec: Spec, replicas: Mapping[str, Replica]) -> list[Replica]:
     """Other replicas that share a GPU with ``spec``, by name."""
     mine = set(spec.gpus)
@@ -69,9 +74,7 @@ def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world
 
     Only where memory is measured, since that is what proves it.
     """
-    sight = world.sights.get(other.name)
-    up = sight is not None and sight.healthy
-    if other.life_cycle is not LifeCycle.STARTING or up or not world.measures_gpus:
+    if other.life_cycle is not LifeCycle.STARTING or _up(other, world) or not world.measures_gpus:
         return False
     elsewhere = set(other.spec.gpus) - set(spec.gpus)
     return any(
@@ -81,10 +84,14 @@ def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world
 
 
 def awake_gpus(replicas: Iterable[Replica], world: World) -> dict[Gpu, list[str]]:
-    """Replicas that use each GPU, by name; the invariant is at most one."""
+    """Replicas that use each GPU, by name; the invariant is at most one.
+
+    A starting server counts once it answers: before that it may wait for the memory that another has.
+    """
     users: dict[Gpu, list[str]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.name):
-        if occupies(replica, world):
+        starts = replica.life_cycle is LifeCycle.STARTING and not _up(replica, world)
+        if occupies(replica, world) and not starts:
             for gpu in replica.spec.gpus:
                 users.setdefault(gpu, []).append(replica.name)
     return users

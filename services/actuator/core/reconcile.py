@@ -47,8 +47,8 @@ def plan_pool(d: Draft, pool: Pool, awake: frozenset[str]) -> list[Step]:
 def _step_for(d: Draft, spec: Spec, replica: Replica | None, *, wanted: bool, pool: Pool) -> Step | None:
     goal = Goal.AWAKE if wanted else Goal.ASLEEP
     if replica is None or (replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world)):
-        if replica is not None and spec.replica in pool.effective_awake and not wanted:
-            # A dead donor gives its GPUs at once; it is created again as a sleeper later.
+        if _brought_up(pool) and spec.replica in pool.effective_awake and not wanted:
+            # A donor that is dead or gone gives its GPUs at once; it is created again as a sleeper later.
             return Step(kind=StepKind.RELEASE, goal=goal, replica=spec.replica, service=spec.service)
         return Step(kind=StepKind.CREATE, goal=goal, replica=spec.replica, service=spec.service, spec=spec)
     if replica.life_cycle is LifeCycle.TERMINATING:
