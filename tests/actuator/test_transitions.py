@@ -514,13 +514,14 @@ def test_a_deleted_sleeper_is_made_again_only_when_its_gpu_is_free() -> None:
 
 
 def test_a_donor_that_is_gone_keeps_nobody_waiting() -> None:
-    rig = up()
-    del rig.servers["a-0"]
-    rig.memory = replace(rig.memory, replicas={n: r for n, r in rig.memory.replicas.items() if n != "a-0"})
-    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
-    rig.run(15.0)
+    rig = up(awake=("b-0", "a-1"))
+    del rig.servers["b-0"]
+    rig.memory = replace(rig.memory, replicas={n: r for n, r in rig.memory.replicas.items() if n != "b-0"})
+    operation = rig.apply(2, OVERLAY, ["a-0", "a-1"])
+    rig.run(10.0)
     assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
-    assert rig.memory.replicas["b-0"].routable
+    assert rig.memory.replicas["a-0"].routable
+    assert "b-0" not in rig.servers, "it is made again when it can sleep there"
 
 
 def test_a_lost_store_changes_no_replica() -> None:
