@@ -130,7 +130,9 @@ def _recorded_curves(duration_s: float) -> dict[str, Curve]:
     """The same for a recorded slice: `_pool_curves`, or two long turns where three would be too short."""
     if not _is_short(duration_s):
         return _pool_curves(duration_s)
-    return _turning(SHORT_TURNS, SHORT_HOT_REPLICAS, duration_s=duration_s, phase_s=duration_s / len(SHORT_TURNS))
+    phase_s = duration_s / len(SHORT_TURNS)
+    # The last turn lasts to the end: the next one's rise would be all there is of it.
+    return _turning(SHORT_TURNS, SHORT_HOT_REPLICAS, duration_s=duration_s - phase_s, phase_s=phase_s)
 
 
 def _turning(

@@ -354,6 +354,13 @@ def test_recorded_load_turns_and_the_static_split_does_not_carry_its_peaks(tmp_p
     assert any("two turns" in note for note in trace.notes) == (len(turns) == 2)
 
 
+def test_short_recorded_load_does_not_begin_a_turn_that_it_cannot_finish(tmp_path):
+    rows = "".join(f'{{"timestamp": {100 * i}, "input_length": 1500, "output_length": 100}}\n' for i in range(3000))
+    trace = demo_from_trace(written(tmp_path, rows), duration_s=60)
+    end = take_slice(trace.requests, start_s=54, duration_s=6)
+    assert sum(r.service == "reason" for r in end) > 2 * sum(r.service == "chat" for r in end)
+
+
 def test_thinned_rate_follows_the_level():
     requests = [TraceRequest(i / 100, "x", 1, 1) for i in range(2000)]
     level = [Curve(((0.0, 1.0), (10.0, 1.0), (10.0, 0.0))), Curve(((0.0, 1.0),))]
