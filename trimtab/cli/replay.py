@@ -49,7 +49,7 @@ def replay_command(
         check_text=not real,
         token_ids=False,
     )
-    report = asyncio.run(_replay(requests, options, duration_s=duration_s, quiet=as_json))
+    report = asyncio.run(_replay(requests, options, quiet=as_json))
     if out is not None:
         try:
             report.write(out)
@@ -82,9 +82,7 @@ def load_slice(
     return scale_rate(sliced, scale, seed=seed)
 
 
-async def _replay(
-    requests: list[TraceRequest], options: ReplayOptions, *, duration_s: float, quiet: bool
-) -> ReplayReport:
+async def _replay(requests: list[TraceRequest], options: ReplayOptions, *, quiet: bool) -> ReplayReport:
     last_s = 0.0
 
     def say(progress: ReplayProgress) -> None:
@@ -97,7 +95,7 @@ async def _replay(
                 highlight=False,
             )
 
-    return await replay(requests, options, duration_s=duration_s, on_progress=say, stopping=stop_on_signals())
+    return await replay(requests, options, on_progress=say, stopping=stop_on_signals())
 
 
 def _first_loss(report: ReplayReport) -> str:
