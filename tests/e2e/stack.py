@@ -19,6 +19,7 @@ import yaml
 
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2, collector_pb2_grpc
+from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from trimtab.cli.addresses import LocalAddresses
@@ -167,7 +168,7 @@ class Stack:
         topology = self.prescheduler.GetTopology(scheduler_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT_S)
         if topology.as_of.ToNanoseconds() / 1e9 <= since_s:
             return "the pre-scheduler has no cycle since"
-        key = collector_pb2.RoleKey(service="chat", role=1)
+        key = collector_pb2.RoleKey(service="chat", role=types_pb2.ROLE_COLOCATED)
         window = self.collector.GetObservation(
             collector_pb2.GetObservationRequest(key=key), timeout=CALL_TIMEOUT_S
         ).observation
