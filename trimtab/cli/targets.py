@@ -34,7 +34,11 @@ async def fetch_targets(services: Services, service: str = "") -> list[collector
 
 def failing(targets: Iterable[collector_pb2.Target], starting: Collection[str] = ()) -> list[collector_pb2.Target]:
     """Those that need somebody's attention; a server that is `starting` does not answer yet, as it should be."""
-    return [target for target in targets if target.state not in _FINE and target.replica not in starting]
+    return [target for target in targets if target.state not in _FINE and not _not_up_yet(target, starting)]
+
+
+def _not_up_yet(target: collector_pb2.Target, starting: Collection[str]) -> bool:
+    return target.state == collector_pb2.TARGET_STATE_DOWN and target.replica in starting
 
 
 def describe_target(target: collector_pb2.Target) -> str:
