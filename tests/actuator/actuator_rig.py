@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.endpoints import Endpoint, EndpointState, endpoints_of
-from actuator.core.model import ActionKind, Floor, Gateway, LifeCycle, Limits, Operation, Role, Spec, State
+from actuator.core.model import ActionKind, Floor, Gateway, Limits, Operation, Spec, State
 from actuator.core.tick import Tick, fail_static, resume, tick
 from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
+from trimtab.words import LifeCycle, Role
 
 STEP_S = 0.5
 START_S, FIRST_SLEEP_S, SLEEP_S, WAKE_S, MEMORY_LAG_S = 3.0, 4.0, 1.0, 1.0, 2.0

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actuator.core.fencing import Refused
-from actuator.core.model import Floor, LifeCycle, Role
+from actuator.core.model import Floor
+from trimtab.words import LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1), spec("big-0", 0, 1)]
 NAMES = [item.replica for item in OVERLAY]

@@ -10,8 +10,9 @@ from actuator.core.endpoints import EndpointState, endpoint_of, gateway_requests
 from actuator.core.fencing import Refused, check_expiry, check_token, remember_token
 from actuator.core.ledger import blockers
 from actuator.core.lifecycle import TRANSITIONS, EdgeKind, ForbiddenTransition, edge, move, timeout_s
-from actuator.core.model import Gateway, HoldOwner, LifeCycle, Meta, Replica
+from actuator.core.model import Gateway, Meta, Replica
 from actuator.core.world import GpuMemory, World
+from trimtab.words import HoldOwner, LifeCycle
 
 S, A, D, Z, R, T, F, U = (
     LifeCycle.STARTING,

@@ -15,7 +15,8 @@ from actuator.core.admission_placement import (
 from actuator.core.cancelling import cancel_operation
 from actuator.core.draft import Draft
 from actuator.core.fencing import MAX_WRITERS, Refused
-from actuator.core.model import OperationState, Role, State
+from actuator.core.model import OperationState, State
+from trimtab.words import Role
 
 
 def place(rig: Rig, *groups: GroupRequest, **fields) -> PlacementAnswer:

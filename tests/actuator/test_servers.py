@@ -10,7 +10,7 @@ from actuator_rig import LIMITS, spec
 from aiohttp import web
 from old_vllm import OldVllm
 
-from actuator.core.model import ActionKind, Gpu, Role
+from actuator.core.model import ActionKind, Gpu
 from actuator.core.world import Action, Listed, Node, Outcome, RunState
 from actuator.shell.backend import BackendError
 from actuator.shell.executor import Executor
@@ -20,6 +20,7 @@ from actuator.shell.settings import ActuatorSettings
 from actuator.shell.static_backend import StaticBackend, TargetsFileError
 from actuator.shell.vllm_client import Gauges, VllmClient, VllmError, parse_gauges
 from trimtab.config.settings import SettingsError, load_settings
+from trimtab.words import Role
 
 PAGE = """\
 # TYPE vllm:num_requests_running gauge

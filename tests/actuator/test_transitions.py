@@ -10,8 +10,9 @@ from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.fencing import Refused
 from actuator.core.ledger import awake_gpus
-from actuator.core.model import Floor, HoldOwner, LifeCycle, OperationKind, OperationState, Role, State
+from actuator.core.model import Floor, OperationKind, OperationState, State
 from actuator.core.steps import drained
+from trimtab.words import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
 WITH_TWO_GPU_MODEL = [*OVERLAY, spec("big-0", 0, 1)]

@@ -10,14 +10,11 @@ from actuator.core.model import (
     ActionKind,
     Goal,
     GroupOutcome,
-    HoldOwner,
-    LifeCycle,
     Limits,
     Operation,
     OperationKind,
     OperationState,
     Replica,
-    Role,
     Spec,
     State,
     Step,
@@ -25,6 +22,7 @@ from actuator.core.model import (
 )
 from actuator.core.operations import begin_rollback, keep
 from actuator.core.world import World
+from trimtab.words import HoldOwner, LifeCycle, Role
 
 
 @dataclass(frozen=True, kw_only=True)

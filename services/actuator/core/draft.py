@@ -12,19 +12,9 @@ from actuator.core import holds
 from actuator.core.endpoints import endpoints_of, leased
 from actuator.core.ledger import taken_gpus
 from actuator.core.lifecycle import move
-from actuator.core.model import (
-    FINISHED,
-    Gateway,
-    Gpu,
-    HoldOwner,
-    LifeCycle,
-    Limits,
-    Operation,
-    Replica,
-    Role,
-    State,
-)
+from actuator.core.model import FINISHED, Gateway, Gpu, Limits, Operation, Replica, State
 from actuator.core.world import Action, Outcome, Sight, World
+from trimtab.words import HoldOwner, LifeCycle, Role
 
 
 class Draft:

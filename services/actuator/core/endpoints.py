@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from actuator.core.model import Gateway, HoldOwner, LifeCycle, Replica, Role
+from actuator.core.model import Gateway, Replica
+from trimtab.words import HoldOwner, LifeCycle, Role
 
 
 class EndpointState(StrEnum):

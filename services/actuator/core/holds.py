@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from actuator.core.model import Hold, HoldOwner, Replica
+from actuator.core.model import Hold, Replica
+from trimtab.words import HoldOwner
 
 
 def put(replica: Replica, owner: HoldOwner, *, reason: str, now_s: float) -> Replica:

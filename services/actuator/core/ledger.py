@@ -7,8 +7,9 @@ known not to be awake *and* the measured memory says so: memory comes free secon
 
 from collections.abc import Iterable, Mapping
 
-from actuator.core.model import Gpu, LifeCycle, Limits, Replica, Spec
+from actuator.core.model import Gpu, Limits, Replica, Spec
 from actuator.core.world import RunState, World
+from trimtab.words import LifeCycle
 
 
 def exited(replica: Replica, world: World) -> bool:

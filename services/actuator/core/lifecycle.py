@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from actuator.core.model import LifeCycle, Limits, Replica
+from actuator.core.model import Limits, Replica
+from trimtab.words import LifeCycle
 
 
 class EdgeKind(StrEnum):

@@ -8,38 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
-class Role(StrEnum):
-    """What a replica does for its service."""
-
-    COLOCATED = "colocated"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    PREFILL_ATTENTION = "prefill-attention"
-    PREFILL_FFN = "prefill-ffn"
-
-
-class LifeCycle(StrEnum):
-    """Life cycle of a replica; ``actuator.core.lifecycle`` holds the allowed transitions."""
-
-    STARTING = "starting"
-    ACTIVE = "active"
-    DRAINING = "draining"
-    SLEEPING = "sleeping"
-    REACTIVATING = "reactivating"
-    TERMINATING = "terminating"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-
-
-class HoldOwner(StrEnum):
-    """Who keeps a replica out of sight of the gateways."""
-
-    START_UP = "start-up"
-    RELEASE = "release"
-    SOFT_SCALE_IN = "soft-scale-in"
-    GATING = "gating"
-    OPERATOR = "operator"
+from trimtab.words import HoldOwner, LifeCycle, Role
 
 
 class Goal(StrEnum):

@@ -12,9 +12,10 @@ from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited, occupies, sharing
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import HoldOwner, LifeCycle, Replica
+from actuator.core.model import Replica
 from actuator.core.sleeping import fall_asleep
 from actuator.core.world import Listed, RunState, Sight
+from trimtab.words import HoldOwner, LifeCycle
 
 _START_TIME_TOLERANCE_S = 0.5
 _GONE = "the backend does not list it"

@@ -9,20 +9,12 @@ from dataclasses import replace
 
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited
-from actuator.core.model import (
-    ActionKind,
-    Goal,
-    LifeCycle,
-    Operation,
-    OperationState,
-    Replica,
-    Step,
-    StepKind,
-)
+from actuator.core.model import ActionKind, Goal, Operation, OperationState, Replica, Step, StepKind
 from actuator.core.removal import toward_absent
 from actuator.core.sleeping import restore, toward_asleep
 from actuator.core.steps import fail, phase, succeed
 from actuator.core.waking import await_creation, create, recreate, toward_awake
+from trimtab.words import LifeCycle
 
 INVERSE: Mapping[StepKind, Goal] = {
     StepKind.RELEASE: Goal.AWAKE,

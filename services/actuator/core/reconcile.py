@@ -8,20 +8,9 @@ from dataclasses import replace
 
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited, occupies, sharing
-from actuator.core.model import (
-    Goal,
-    HoldOwner,
-    LifeCycle,
-    Operation,
-    OperationKind,
-    OperationState,
-    Pool,
-    Replica,
-    Spec,
-    Step,
-    StepKind,
-)
+from actuator.core.model import Goal, Operation, OperationKind, OperationState, Pool, Replica, Spec, Step, StepKind
 from actuator.core.operations import advance, keep
+from trimtab.words import HoldOwner, LifeCycle
 
 _OWN_HOLDS = frozenset({HoldOwner.START_UP, HoldOwner.RELEASE, HoldOwner.SOFT_SCALE_IN})
 _CORRECTION_MEMORY_S = 600.0

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from actuator.core.draft import Draft
 from actuator.core.endpoints import gateway_requests, unaware
-from actuator.core.model import ActionKind, HoldOwner, LifeCycle, Operation, Replica, Step
+from actuator.core.model import ActionKind, Operation, Replica, Step
 from actuator.core.sleeping import hide
 from actuator.core.steps import asked, drain_timeout_s, drained, outstanding, past_deadline, phase, retry, succeed
 from actuator.core.world import Action
+from trimtab.words import HoldOwner, LifeCycle
 
 
 def toward_absent(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:

@@ -11,7 +11,7 @@ from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import ActionKind, HoldOwner, LifeCycle, Operation, Replica, Step
+from actuator.core.model import ActionKind, Operation, Replica, Step
 from actuator.core.steps import (
     asked,
     drain_timeout_s,
@@ -25,6 +25,7 @@ from actuator.core.steps import (
     succeed,
 )
 from actuator.core.world import Action
+from trimtab.words import HoldOwner, LifeCycle
 
 
 def floor_of(d: Draft, replica: Replica) -> int:

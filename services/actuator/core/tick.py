@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
-from actuator.core.model import ActionKind, Gateway, Goal, LifeCycle, Limits, OperationState, State
+from actuator.core.model import ActionKind, Gateway, Goal, Limits, OperationState, State
 from actuator.core.observe import observe
 from actuator.core.operations import advance, begin_rollback, keep
 from actuator.core.reconcile import conclude_pools, correct, start_waiting
 from actuator.core.sleeping import restore
 from actuator.core.world import Action, Outcome, World
+from trimtab.words import LifeCycle
 
 
 @dataclass(frozen=True, kw_only=True)

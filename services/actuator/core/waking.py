@@ -10,20 +10,11 @@ from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.ledger import blockers, sharing
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import (
-    ActionKind,
-    Goal,
-    HoldOwner,
-    LifeCycle,
-    Operation,
-    OperationKind,
-    Replica,
-    Step,
-    StepKind,
-)
+from actuator.core.model import ActionKind, Goal, Operation, OperationKind, Replica, Step, StepKind
 from actuator.core.sleeping import ask_sleep, await_sleep, fall_asleep, restore, wait_for_return
 from actuator.core.steps import asked, fail, forget_request, outstanding, phase, retry, succeed
 from actuator.core.world import Action
+from trimtab.words import HoldOwner, LifeCycle
 
 
 def toward_awake(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:

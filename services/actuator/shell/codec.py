@@ -8,12 +8,13 @@ from actuator.core.admission_placement import GroupRequest, PlacementRequest
 from actuator.core.admission_pool import PoolRequest
 from actuator.core.endpoints import Endpoint
 from actuator.core.ledger import taken_gpus
-from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Role, Spec, State, Step
+from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Spec, State, Step
 from actuator.core.world import Sight, World
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.rpc.validate import Violations
+from trimtab.words import Role
 
 MAX_OVERLAY = 20_000
 MAX_GPUS_PER_NODE = 64

@@ -12,9 +12,10 @@ from urllib.parse import quote
 import aiohttp
 import pydantic
 
-from actuator.core.model import Gpu, Role, Spec
+from actuator.core.model import Gpu, Spec
 from actuator.core.world import Listed, Node, RunState
 from actuator.shell.backend import DECISION_LABEL, GROUP_LABEL, POOL_LABEL, BackendError, labels_of
+from trimtab.words import Role
 
 MAX_BODY_BYTES = 64 * 2**20
 _READ_TIMEOUT_S = 3.0

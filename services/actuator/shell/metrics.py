@@ -5,8 +5,9 @@ from collections import Counter as Count
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from actuator.core.ledger import awake_gpus
-from actuator.core.model import LifeCycle, OperationState, State, StepKind
+from actuator.core.model import OperationState, State, StepKind
 from actuator.core.world import World
+from trimtab.words import LifeCycle
 
 
 class ActuatorMetrics:

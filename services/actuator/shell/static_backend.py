@@ -11,10 +11,11 @@ is read again when it changes; one that does not parse keeps the last good list 
 from collections.abc import Mapping
 from pathlib import Path
 
-from actuator.core.model import Gpu, Role, Spec
+from actuator.core.model import Gpu, Spec
 from actuator.core.world import Listed, Node, RunState
 from actuator.shell.backend import BackendError
 from trimtab.config.file_sd import FileSdError, FileSdTarget, file_stamp, read_file_sd
+from trimtab.words import Role
 
 TargetsFileError = FileSdError
 """The file cannot be used; one line that names it and the place."""
