@@ -54,6 +54,16 @@ class _SignalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Signal.ValueTy
     """At the front door: prompt tokens arriving per second."""
     SIGNAL_ARRIVAL_OUTPUT_TPS: _Signal.ValueType  # 13
     """At the front door: output tokens asked for per second (max_tokens of what arrived)."""
+    SIGNAL_GPU_UTILISATION_RATIO: _Signal.ValueType  # 14
+    """From the GPU exporter: share of time in which a kernel ran, 0 to 1: mean over the role's GPUs."""
+    SIGNAL_SM_ACTIVITY_RATIO: _Signal.ValueType  # 15
+    """From the GPU exporter: share of streaming multiprocessors with work, 0 to 1: mean over the role's GPUs."""
+    SIGNAL_GPU_POWER_W: _Signal.ValueType  # 16
+    """From the GPU exporter: watts, summed over the role's GPUs."""
+    SIGNAL_GPU_MEMORY_RATIO: _Signal.ValueType  # 17
+    """From the GPU exporter: framebuffer in use over framebuffer there is: mean over the role's GPUs."""
+    SIGNAL_ASLEEP_LOAD: _Signal.ValueType  # 18
+    """Requests that wait at sleeping servers, by their own count of open requests (GET /load)."""
 
 class Signal(_Signal, metaclass=_SignalEnumTypeWrapper):
     """The signals of a role. A closed, append-only set."""
@@ -85,6 +95,16 @@ SIGNAL_ARRIVAL_PROMPT_TPS: Signal.ValueType  # 12
 """At the front door: prompt tokens arriving per second."""
 SIGNAL_ARRIVAL_OUTPUT_TPS: Signal.ValueType  # 13
 """At the front door: output tokens asked for per second (max_tokens of what arrived)."""
+SIGNAL_GPU_UTILISATION_RATIO: Signal.ValueType  # 14
+"""From the GPU exporter: share of time in which a kernel ran, 0 to 1: mean over the role's GPUs."""
+SIGNAL_SM_ACTIVITY_RATIO: Signal.ValueType  # 15
+"""From the GPU exporter: share of streaming multiprocessors with work, 0 to 1: mean over the role's GPUs."""
+SIGNAL_GPU_POWER_W: Signal.ValueType  # 16
+"""From the GPU exporter: watts, summed over the role's GPUs."""
+SIGNAL_GPU_MEMORY_RATIO: Signal.ValueType  # 17
+"""From the GPU exporter: framebuffer in use over framebuffer there is: mean over the role's GPUs."""
+SIGNAL_ASLEEP_LOAD: Signal.ValueType  # 18
+"""Requests that wait at sleeping servers, by their own count of open requests (GET /load)."""
 Global___Signal: _TypeAlias = Signal  # noqa: Y015
 
 class _Latency:
@@ -883,18 +903,26 @@ class ReportDemandRequest(_message.Message):
 
     GATEWAY_FIELD_NUMBER: _builtins.int
     DEMANDS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     @_builtins.property
     def demands(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceDemand]: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDemand]:
+        """Replicas with requests of this gateway, or with answers since its last report; at most 10,000. A replica that is
+        not named has neither.
+        """
+
     def __init__(
         self,
         *,
         gateway: _builtins.str = ...,
         demands: _abc.Iterable[Global___ServiceDemand] | None = ...,
+        replicas: _abc.Iterable[Global___ReplicaDemand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["demands", b"demands", "gateway", b"gateway"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demands", b"demands", "gateway", b"gateway", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -936,6 +964,37 @@ class ServiceDemand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServiceDemand: _TypeAlias = ServiceDemand  # noqa: Y015
+
+@_typing.final
+class ReplicaDemand(_message.Message):
+    """What a gateway sees of one replica. Beside the server's own page it tells a wedged server from an idle one, and
+    gauges that stand from requests that are there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    in_flight: _builtins.int
+    """Requests that the gateway has open at it right now."""
+    answered: _builtins.int
+    """Chunks of answers that came from it since the last report; a living server with work gives some."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        in_flight: _builtins.int = ...,
+        answered: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "in_flight", b"in_flight", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaDemand: _TypeAlias = ReplicaDemand  # noqa: Y015
 
 @_typing.final
 class ReportDemandResponse(_message.Message):
