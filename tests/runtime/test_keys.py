@@ -62,7 +62,7 @@ TAG = re.compile(r"\{([^}]+)\}")
                 for build in (keys.latest_partials, keys.partial_history, keys.latest_samples)
             ],
         ),
-        ("collector", [keys.observed_roles(), keys.demand()]),
+        ("collector", [keys.observed_roles(), keys.demand(), keys.collector_members(), keys.sample_schemas()]),
     ],
 )
 def test_what_one_owner_writes_together_shares_a_hash_tag(owner: str, built: list[str]) -> None:

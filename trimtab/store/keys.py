@@ -10,7 +10,7 @@ write them together with the owner's lease. The owners:
     prescheduler            cycles, results, groups; its leader's lease
     actuator/<cluster>      replicas, holds, operations, endpoints of one cluster
     obs/<service>/<role>    windows and latest samples of one role (several collectors write)
-    collector               which roles are observed, demand at the front door
+    collector               which roles are observed, demand at the front door, who shares the targets
 
 Values are protobuf messages in their binary form unless a function says otherwise. A change of meaning raises
 ``SCHEMA_VERSION``: a process refuses a store of another version rather than misread it.
@@ -89,12 +89,22 @@ def observed_roles() -> str:
 
 
 def demand() -> str:
-    """Hash: gateway → its last ReportDemandRequest, with its time."""
+    """Hash: collector → CollectorDemand, what gateways have told it last."""
     return owned(COLLECTOR, "demand")
 
 
+def collector_members() -> str:
+    """Hash: collector → its lease, as text (``metrics_collector.core.sharing``)."""
+    return owned(COLLECTOR, "members")
+
+
+def sample_schemas() -> str:
+    """Hash: fingerprint (16 hexadecimal digits) → SampleSchema of the samples' levels."""
+    return owned(COLLECTOR, "schemas")
+
+
 def latest_partials(service: str, role_name: str) -> str:
-    """Hash: collector → its newest RolePartial."""
+    """Hash: collector → its newest RolePartial; ``collector/previous`` → the one before."""
     return owned(role(service, role_name), "partials")
 
 

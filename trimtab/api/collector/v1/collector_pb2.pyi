@@ -188,6 +188,10 @@ class Target(_message.Message):
     LAST_DURATION_S_FIELD_NUMBER: _builtins.int
     CONSECUTIVE_FAILURES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_INDICES_FIELD_NUMBER: _builtins.int
+    EXPORTER_FIELD_NUMBER: _builtins.int
+    COLLECTOR_FIELD_NUMBER: _builtins.int
     target_id: _builtins.str
     """Unique over all sources: the replica's name, or the address for targets without one."""
     address: _builtins.str
@@ -198,16 +202,23 @@ class Target(_message.Message):
     cluster: _builtins.str
     gpus: _builtins.int
     source: _builtins.str
-    """"file_sd" or "actuator/<cluster>"."""
+    """"file_sd", "http_sd" or "actuator/<cluster>"."""
     counted: _builtins.bool
     """Whether an actuator lists it as routable; others are scraped and shown, not counted."""
     state: Global___TargetState.ValueType
     last_duration_s: _builtins.float
     consecutive_failures: _builtins.int
     last_error: _builtins.str
-    """One line: what went wrong last."""
+    """One line: what went wrong last. Of a target that another collector scrapes, its own log says it."""
+    node: _builtins.str
+    exporter: _builtins.str
+    """"dcgm" for the GPU exporter of a node; empty for a server."""
+    collector: _builtins.str
+    """The collector that scrapes it."""
     @_builtins.property
     def last_success_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -225,10 +236,14 @@ class Target(_message.Message):
         last_duration_s: _builtins.float = ...,
         consecutive_failures: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        node: _builtins.str = ...,
+        gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
+        exporter: _builtins.str = ...,
+        collector: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_success_time", b"last_success_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cluster", b"cluster", "consecutive_failures", b"consecutive_failures", "counted", b"counted", "gpus", b"gpus", "last_duration_s", b"last_duration_s", "last_error", b"last_error", "last_success_time", b"last_success_time", "replica", b"replica", "role", b"role", "service", b"service", "source", b"source", "state", b"state", "target_id", b"target_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cluster", b"cluster", "collector", b"collector", "consecutive_failures", b"consecutive_failures", "counted", b"counted", "exporter", b"exporter", "gpu_indices", b"gpu_indices", "gpus", b"gpus", "last_duration_s", b"last_duration_s", "last_error", b"last_error", "last_success_time", b"last_success_time", "node", b"node", "replica", b"replica", "role", b"role", "service", b"service", "source", b"source", "state", b"state", "target_id", b"target_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,6 +264,11 @@ class ReplicaSample(_message.Message):
     PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     GENERATION_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     AWAKE_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    SCHEMA_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SIGNAL_VALUES_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    COLLECTOR_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     service: _builtins.str
     role: _types_pb2.Role.ValueType
@@ -258,12 +278,27 @@ class ReplicaSample(_message.Message):
     generation_tokens_total: _builtins.float
     awake: _builtins.bool
     """As the server reports it; absent where it does not."""
+    schema_fingerprint: _builtins.int
+    quality: _types_pb2.Quality.ValueType
+    """Of the signals that have a value."""
+    collector: _builtins.str
+    """The collector that read it."""
     @_builtins.property
     def sample_time(self) -> _timestamp_pb2.Timestamp:
         """On the store's clock."""
 
     @_builtins.property
     def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalValue]: ...
+    @_builtins.property
+    def levels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The last page as it stood, in the columns of the schema with this fingerprint; -1 for a column that it lacks.
+        Only in the store, where the next collector of the replica goes on from it.
+        """
+
+    @_builtins.property
+    def signal_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Only in the store, in place of `signals`: the value of each signal by number, from 1; -1 for none."""
+
     def __init__(
         self,
         *,
@@ -276,16 +311,66 @@ class ReplicaSample(_message.Message):
         prompt_tokens_total: _builtins.float = ...,
         generation_tokens_total: _builtins.float = ...,
         awake: _builtins.bool | None = ...,
+        levels: _abc.Iterable[_builtins.float] | None = ...,
+        schema_fingerprint: _builtins.int = ...,
+        signal_values: _abc.Iterable[_builtins.float] | None = ...,
+        quality: _types_pb2.Quality.ValueType = ...,
+        collector: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_awake", b"_awake", "awake", b"awake", "sample_time", b"sample_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_awake", b"_awake", "awake", b"awake", "generation_tokens_total", b"generation_tokens_total", "prompt_tokens_total", b"prompt_tokens_total", "replica", b"replica", "role", b"role", "sample_time", b"sample_time", "service", b"service", "signals", b"signals", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_awake", b"_awake", "awake", b"awake", "collector", b"collector", "generation_tokens_total", b"generation_tokens_total", "levels", b"levels", "prompt_tokens_total", b"prompt_tokens_total", "quality", b"quality", "replica", b"replica", "role", b"role", "sample_time", b"sample_time", "schema_fingerprint", b"schema_fingerprint", "service", b"service", "signal_values", b"signal_values", "signals", b"signals", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__awake: _TypeAlias = _typing.Literal["awake"]  # noqa: Y015
     _WhichOneofArgType__awake: _TypeAlias = _typing.Literal["_awake", b"_awake"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__awake) -> _WhichOneofReturnType__awake | None: ...
 
 Global___ReplicaSample: _TypeAlias = ReplicaSample  # noqa: Y015
+
+@_typing.final
+class SampleSchema(_message.Message):
+    """What the columns of a row of `levels` mean: the latencies, in order, and their bounds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HISTOGRAMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def histograms(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchemaHistogram]: ...
+    def __init__(
+        self,
+        *,
+        histograms: _abc.Iterable[Global___SchemaHistogram] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["histograms", b"histograms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleSchema: _TypeAlias = SampleSchema  # noqa: Y015
+
+@_typing.final
+class SchemaHistogram(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LATENCY_FIELD_NUMBER: _builtins.int
+    UPPER_BOUNDS_S_FIELD_NUMBER: _builtins.int
+    latency: Global___Latency.ValueType
+    @_builtins.property
+    def upper_bounds_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        latency: Global___Latency.ValueType = ...,
+        upper_bounds_s: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency", "upper_bounds_s", b"upper_bounds_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchemaHistogram: _TypeAlias = SchemaHistogram  # noqa: Y015
 
 @_typing.final
 class SignalValue(_message.Message):
@@ -748,6 +833,109 @@ class BatchGetObservationsResponse(_message.Message):
 Global___BatchGetObservationsResponse: _TypeAlias = BatchGetObservationsResponse  # noqa: Y015
 
 @_typing.final
+class GetServiceObservationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    service: _builtins.str
+    def __init__(
+        self,
+        *,
+        service: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["service", b"service"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServiceObservationRequest: _TypeAlias = GetServiceObservationRequest  # noqa: Y015
+
+@_typing.final
+class GetServiceObservationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    FRONT_DOOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def service(self) -> Global___RoleObservation:
+        """All roles of the service as one; its role is unspecified."""
+
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoleObservation]: ...
+    @_builtins.property
+    def front_door(self) -> Global___RoleObservation:
+        """Absent where no gateway reports."""
+
+    def __init__(
+        self,
+        *,
+        service: Global___RoleObservation | None = ...,
+        roles: _abc.Iterable[Global___RoleObservation] | None = ...,
+        front_door: Global___RoleObservation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["front_door", b"front_door", "service", b"service"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_door", b"front_door", "roles", b"roles", "service", b"service"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServiceObservationResponse: _TypeAlias = GetServiceObservationResponse  # noqa: Y015
+
+@_typing.final
+class ListReplicaSamplesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most 1,000; 0 for the default of 500."""
+    page_token: _builtins.str
+    @_builtins.property
+    def key(self) -> Global___RoleKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___RoleKey | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListReplicaSamplesRequest: _TypeAlias = ListReplicaSamplesRequest  # noqa: Y015
+
+@_typing.final
+class ListReplicaSamplesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSample]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___ReplicaSample] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListReplicaSamplesResponse: _TypeAlias = ListReplicaSamplesResponse  # noqa: Y015
+
+@_typing.final
 class QueryHistoryRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -755,8 +943,13 @@ class QueryHistoryRequest(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     MAX_RESULTS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
     max_results: _builtins.int
     """The newest ones win; at most 5,000, 0 for the default of 500."""
+    step_s: _builtins.float
+    """From one window to the next that is given, in seconds: of each step, counted from 1970, the last window. 0 for every
+    window.
+    """
     @_builtins.property
     def key(self) -> Global___RoleKey: ...
     @_builtins.property
@@ -770,10 +963,11 @@ class QueryHistoryRequest(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         max_results: _builtins.int = ...,
+        step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "key", b"key", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "key", b"key", "max_results", b"max_results", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "key", b"key", "max_results", b"max_results", "start_time", b"start_time", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -804,6 +998,11 @@ class WatchObservationsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
+    SINCE_REVISION_FIELD_NUMBER: _builtins.int
+    since_revision: _builtins.int
+    """The last revision seen, of whichever collector: what came since is told first, from the history. Where that is too
+    much, or no longer kept, a snapshot comes instead. 0 for a snapshot.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoleKey]:
         """Empty for every role."""
@@ -812,10 +1011,11 @@ class WatchObservationsRequest(_message.Message):
         self,
         *,
         keys: _abc.Iterable[Global___RoleKey] | None = ...,
+        since_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "since_revision", b"since_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -828,9 +1028,14 @@ class WatchObservationsResponse(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     OBSERVATION_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """End of the window that this event completes, in milliseconds on the store's clock: the same at every collector. All
+    that has a lower revision was told before; of the last revision seen, some may be told again.
+    """
     @_builtins.property
     def snapshot(self) -> Global___ObservationSnapshot:
-        """The first message: everything known."""
+        """The first message, unless the reader goes on from a revision: everything known."""
 
     @_builtins.property
     def observation(self) -> Global___RoleObservation: ...
@@ -844,10 +1049,11 @@ class WatchObservationsResponse(_message.Message):
         snapshot: Global___ObservationSnapshot | None = ...,
         observation: Global___RoleObservation | None = ...,
         bookmark: Global___Bookmark | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "event", b"event", "observation", b"observation", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "event", b"event", "observation", b"observation", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "event", b"event", "observation", b"observation", "revision", b"revision", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["snapshot", "observation", "bookmark"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
@@ -1010,3 +1216,91 @@ class ReportDemandResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportDemandResponse: _TypeAlias = ReportDemandResponse  # noqa: Y015
+
+@_typing.final
+class CollectorDemand(_message.Message):
+    """What gateways have told one collector, for the others (in the store)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLLECTOR_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    WRITE_TIME_FIELD_NUMBER: _builtins.int
+    collector: _builtins.str
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayHeard]: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaLoad]:
+        """Summed over those gateways."""
+
+    @_builtins.property
+    def write_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        collector: _builtins.str = ...,
+        gateways: _abc.Iterable[Global___GatewayHeard] | None = ...,
+        replicas: _abc.Iterable[Global___ReplicaLoad] | None = ...,
+        write_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["write_time", b"write_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collector", b"collector", "gateways", b"gateways", "replicas", b"replicas", "write_time", b"write_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectorDemand: _TypeAlias = CollectorDemand  # noqa: Y015
+
+@_typing.final
+class GatewayHeard(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    REPORT_TIME_FIELD_NUMBER: _builtins.int
+    gateway: _builtins.str
+    @_builtins.property
+    def report_time(self) -> _timestamp_pb2.Timestamp:
+        """When it reported last."""
+
+    def __init__(
+        self,
+        *,
+        gateway: _builtins.str = ...,
+        report_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report_time", b"report_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "report_time", b"report_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatewayHeard: _TypeAlias = GatewayHeard  # noqa: Y015
+
+@_typing.final
+class ReplicaLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    MOVED_TIME_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    in_flight: _builtins.int
+    @_builtins.property
+    def moved_time(self) -> _timestamp_pb2.Timestamp:
+        """The last answer, or the moment at which it got work after having none, if that is later."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        in_flight: _builtins.int = ...,
+        moved_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["moved_time", b"moved_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "moved_time", b"moved_time", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaLoad: _TypeAlias = ReplicaLoad  # noqa: Y015

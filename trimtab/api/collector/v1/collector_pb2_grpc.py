@@ -49,6 +49,16 @@ class CollectorServiceStub:
                 request_serializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.BatchGetObservationsRequest.SerializeToString,
                 response_deserializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.BatchGetObservationsResponse.FromString,
                 _registered_method=True)
+        self.GetServiceObservation = channel.unary_unary(
+                '/trimtab.collector.v1.CollectorService/GetServiceObservation',
+                request_serializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.GetServiceObservationRequest.SerializeToString,
+                response_deserializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.GetServiceObservationResponse.FromString,
+                _registered_method=True)
+        self.ListReplicaSamples = channel.unary_unary(
+                '/trimtab.collector.v1.CollectorService/ListReplicaSamples',
+                request_serializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.ListReplicaSamplesRequest.SerializeToString,
+                response_deserializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.ListReplicaSamplesResponse.FromString,
+                _registered_method=True)
         self.QueryHistory = channel.unary_unary(
                 '/trimtab.collector.v1.CollectorService/QueryHistory',
                 request_serializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.QueryHistoryRequest.SerializeToString,
@@ -90,6 +100,21 @@ class CollectorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServiceObservation(self, request, context):
+        """One service as a whole: its roles merged into one, each of them, and its front door. NOT_FOUND when no role of it
+        was ever observed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReplicaSamples(self, request, context):
+        """The newest sample of each replica of a role, whichever collector scrapes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QueryHistory(self, request, context):
         """Merged observations of one role over time, oldest first.
         """
@@ -98,7 +123,8 @@ class CollectorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchObservations(self, request, context):
-        """A snapshot, then one message per new window; bookmarks tell a silent fleet from a dead stream.
+        """A snapshot, then one message per role and new window; bookmarks tell a silent fleet from a dead stream. A reader
+        that is too slow ends with RESOURCE_EXHAUSTED and may go on from the last revision that it saw.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,6 +154,16 @@ def add_CollectorServiceServicer_to_server(servicer, server):
                     servicer.BatchGetObservations,
                     request_deserializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.BatchGetObservationsRequest.FromString,
                     response_serializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.BatchGetObservationsResponse.SerializeToString,
+            ),
+            'GetServiceObservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServiceObservation,
+                    request_deserializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.GetServiceObservationRequest.FromString,
+                    response_serializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.GetServiceObservationResponse.SerializeToString,
+            ),
+            'ListReplicaSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReplicaSamples,
+                    request_deserializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.ListReplicaSamplesRequest.FromString,
+                    response_serializer=trimtab_dot_collector_dot_v1_dot_collector__pb2.ListReplicaSamplesResponse.SerializeToString,
             ),
             'QueryHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryHistory,
@@ -226,6 +262,60 @@ class CollectorService:
             '/trimtab.collector.v1.CollectorService/BatchGetObservations',
             trimtab_dot_collector_dot_v1_dot_collector__pb2.BatchGetObservationsRequest.SerializeToString,
             trimtab_dot_collector_dot_v1_dot_collector__pb2.BatchGetObservationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServiceObservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trimtab.collector.v1.CollectorService/GetServiceObservation',
+            trimtab_dot_collector_dot_v1_dot_collector__pb2.GetServiceObservationRequest.SerializeToString,
+            trimtab_dot_collector_dot_v1_dot_collector__pb2.GetServiceObservationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReplicaSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trimtab.collector.v1.CollectorService/ListReplicaSamples',
+            trimtab_dot_collector_dot_v1_dot_collector__pb2.ListReplicaSamplesRequest.SerializeToString,
+            trimtab_dot_collector_dot_v1_dot_collector__pb2.ListReplicaSamplesResponse.FromString,
             options,
             channel_credentials,
             insecure,

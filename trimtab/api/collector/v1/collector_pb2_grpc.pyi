@@ -37,10 +37,18 @@ class CollectorServiceStub:
     """The newest merged observation of one role of one service. NOT_FOUND when the role was never observed."""
     BatchGetObservations: _grpc.UnaryUnaryMultiCallable[_collector_pb2.BatchGetObservationsRequest, _collector_pb2.BatchGetObservationsResponse]
     """The newest merged observations of many roles; roles never observed are named in `missing`."""
+    GetServiceObservation: _grpc.UnaryUnaryMultiCallable[_collector_pb2.GetServiceObservationRequest, _collector_pb2.GetServiceObservationResponse]
+    """One service as a whole: its roles merged into one, each of them, and its front door. NOT_FOUND when no role of it
+    was ever observed.
+    """
+    ListReplicaSamples: _grpc.UnaryUnaryMultiCallable[_collector_pb2.ListReplicaSamplesRequest, _collector_pb2.ListReplicaSamplesResponse]
+    """The newest sample of each replica of a role, whichever collector scrapes it."""
     QueryHistory: _grpc.UnaryUnaryMultiCallable[_collector_pb2.QueryHistoryRequest, _collector_pb2.QueryHistoryResponse]
     """Merged observations of one role over time, oldest first."""
     WatchObservations: _grpc.UnaryStreamMultiCallable[_collector_pb2.WatchObservationsRequest, _collector_pb2.WatchObservationsResponse]
-    """A snapshot, then one message per new window; bookmarks tell a silent fleet from a dead stream."""
+    """A snapshot, then one message per role and new window; bookmarks tell a silent fleet from a dead stream. A reader
+    that is too slow ends with RESOURCE_EXHAUSTED and may go on from the last revision that it saw.
+    """
     ReportDemand: _grpc.UnaryUnaryMultiCallable[_collector_pb2.ReportDemandRequest, _collector_pb2.ReportDemandResponse]
     """Gateways report what arrives and what they hold for want of a routable replica."""
 
@@ -53,10 +61,18 @@ class CollectorServiceAsyncStub(CollectorServiceStub):
     """The newest merged observation of one role of one service. NOT_FOUND when the role was never observed."""
     BatchGetObservations: _aio.UnaryUnaryMultiCallable[_collector_pb2.BatchGetObservationsRequest, _collector_pb2.BatchGetObservationsResponse]  # type: ignore[assignment]
     """The newest merged observations of many roles; roles never observed are named in `missing`."""
+    GetServiceObservation: _aio.UnaryUnaryMultiCallable[_collector_pb2.GetServiceObservationRequest, _collector_pb2.GetServiceObservationResponse]  # type: ignore[assignment]
+    """One service as a whole: its roles merged into one, each of them, and its front door. NOT_FOUND when no role of it
+    was ever observed.
+    """
+    ListReplicaSamples: _aio.UnaryUnaryMultiCallable[_collector_pb2.ListReplicaSamplesRequest, _collector_pb2.ListReplicaSamplesResponse]  # type: ignore[assignment]
+    """The newest sample of each replica of a role, whichever collector scrapes it."""
     QueryHistory: _aio.UnaryUnaryMultiCallable[_collector_pb2.QueryHistoryRequest, _collector_pb2.QueryHistoryResponse]  # type: ignore[assignment]
     """Merged observations of one role over time, oldest first."""
     WatchObservations: _aio.UnaryStreamMultiCallable[_collector_pb2.WatchObservationsRequest, _collector_pb2.WatchObservationsResponse]  # type: ignore[assignment]
-    """A snapshot, then one message per new window; bookmarks tell a silent fleet from a dead stream."""
+    """A snapshot, then one message per role and new window; bookmarks tell a silent fleet from a dead stream. A reader
+    that is too slow ends with RESOURCE_EXHAUSTED and may go on from the last revision that it saw.
+    """
     ReportDemand: _aio.UnaryUnaryMultiCallable[_collector_pb2.ReportDemandRequest, _collector_pb2.ReportDemandResponse]  # type: ignore[assignment]
     """Gateways report what arrives and what they hold for want of a routable replica."""
 
@@ -86,6 +102,24 @@ class CollectorServiceServicer(metaclass=_abc_1.ABCMeta):
         """The newest merged observations of many roles; roles never observed are named in `missing`."""
 
     @_abc_1.abstractmethod
+    def GetServiceObservation(
+        self,
+        request: _collector_pb2.GetServiceObservationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_collector_pb2.GetServiceObservationResponse, _abc.Awaitable[_collector_pb2.GetServiceObservationResponse]]:
+        """One service as a whole: its roles merged into one, each of them, and its front door. NOT_FOUND when no role of it
+        was ever observed.
+        """
+
+    @_abc_1.abstractmethod
+    def ListReplicaSamples(
+        self,
+        request: _collector_pb2.ListReplicaSamplesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_collector_pb2.ListReplicaSamplesResponse, _abc.Awaitable[_collector_pb2.ListReplicaSamplesResponse]]:
+        """The newest sample of each replica of a role, whichever collector scrapes it."""
+
+    @_abc_1.abstractmethod
     def QueryHistory(
         self,
         request: _collector_pb2.QueryHistoryRequest,
@@ -99,7 +133,9 @@ class CollectorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _collector_pb2.WatchObservationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_collector_pb2.WatchObservationsResponse], _abc.AsyncIterator[_collector_pb2.WatchObservationsResponse]]:
-        """A snapshot, then one message per new window; bookmarks tell a silent fleet from a dead stream."""
+        """A snapshot, then one message per role and new window; bookmarks tell a silent fleet from a dead stream. A reader
+        that is too slow ends with RESOURCE_EXHAUSTED and may go on from the last revision that it saw.
+        """
 
     @_abc_1.abstractmethod
     def ReportDemand(
