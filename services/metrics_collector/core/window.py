@@ -1,0 +1,99 @@
+"""Windows: what rows of readings say about a stretch of time, for many servers at once.
+
+A rate is what was counted between two rows divided by the time between them. The first row is the newest one at or
+before the window's start, so that scrapes need not fall on its edges; after failed scrapes it lies further back, and
+the rate is the average since then. Gauges are averaged over the time inside the window by trapezoids.
+
+Rows are (n, rows) per server in the order of time; the times of empty rows are NaN.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Half-open: (start_s, end_s], on the store's clock."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Seconds."""
+        return self.end_s - self.start_s
+
+
+def window_length_s(window_s: float, interval_s: float) -> float:
+    """The length for a service that is scraped every ``interval_s``: at least two scrapes fit in."""
+    return max(window_s, 2 * interval_s)
+
+
+def next_round(last: int, now_s: float, *, interval_s: float) -> int:
+    """The round to close next, where round n ends at n intervals; ``last`` was closed last, 0 for none.
+
+    Normally the one after it. A round that took longer than an interval skips to the one that has just ended, and a
+    clock that was set back is followed, not waited for.
+    """
+    ended = int(now_s // interval_s)
+    return min(max(last + 1, ended), ended + 1) if last else ended + 1
+
+
+class Ends(NamedTuple):
+    """The rows between which something is counted, (n,) each. ``valid``: there are two, the last inside the window."""
+
+    first: Ints
+    last: Ints
+    valid: Bools
+
+
+def ends(at_s: Floats, present: Bools, window: Window) -> Ends:
+    """The newest present row at or before the window's start (else the oldest), and the newest one of all."""
+    upto_end = present & (at_s <= window.end_s)
+    before = upto_end & (at_s <= window.start_s)
+    rows = at_s.shape[1]
+    last = rows - 1 - np.argmax(upto_end[:, ::-1], axis=1)
+    newest_before = rows - 1 - np.argmax(before[:, ::-1], axis=1)
+    first = np.where(before.any(axis=1), newest_before, np.argmax(upto_end, axis=1))
+    inside = (upto_end & ~before).any(axis=1)
+    return Ends(first, last, inside & (first < last))
+
+
+def time_averages(at_s: Floats, readings: Floats, window: Window) -> Floats:
+    """Averages of gauges, ``readings`` (n, rows, gauges), over the time inside the window; NaN without a reading in it.
+
+    Between readings a gauge is taken as a straight line, also across the window's start. A first reading inside the
+    window, with none before it, begins its own average; a single one stands for itself.
+    """
+    shape = (len(at_s), readings.shape[2])
+    area, span_s = np.zeros(shape), np.zeros(shape)
+    then_s, then, newest = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, np.nan)
+    for row in range(at_s.shape[1]):
+        now = readings[:, row]
+        now_s = np.broadcast_to(at_s[:, row, None], shape)
+        present = ~np.isnan(now) & (now_s <= window.end_s)
+        inside = present & (now_s > window.start_s)
+        linked = inside & ~np.isnan(then)
+        from_s = np.maximum(then_s, window.start_s)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            slope = (now - then) / (now_s - then_s)
+        width_s = np.where(linked, now_s - from_s, 0.0)
+        mean = np.where(linked, now - slope * width_s / 2, 0.0)
+        area += mean * width_s
+        span_s += width_s
+        newest = np.where(inside, now, newest)
+        then, then_s = np.where(present, now, then), np.where(present, now_s, then_s)
+    return np.where(span_s > 0, np.maximum(area, 0.0) / np.where(span_s > 0, span_s, 1.0), newest)
+
+
+def peaks(at_s: Floats, readings: Floats, window: Window) -> Floats:
+    """The largest reading inside the window, ``readings`` (n, rows); NaN without one."""
+    inside = (at_s > window.start_s) & (at_s <= window.end_s)
+    return np.asarray(np.fmax.reduce(np.where(inside, readings, np.nan), axis=1))
