@@ -36,6 +36,20 @@ def test_labels_place_a_target() -> None:
     )
 
 
+def test_a_gpu_exporter_belongs_to_a_node_and_is_never_counted() -> None:
+    (target,) = parse(group("h:9400", exporter="dcgm", node="gpu-a", service="chat", role="decode"))
+
+    assert (target.exporter, target.node, target.placed, target.counted) == ("dcgm", "gpu-a", False, False)
+
+
+def test_labels_say_which_gpus_and_which_page() -> None:
+    (target,) = parse(
+        group("h:1", service="chat", role="decode", node="gpu-a", gpu_indices="3,1", __metrics_path__="/x/metrics")
+    )
+
+    assert (target.node, target.gpu_indices, target.metrics_path) == ("gpu-a", (1, 3), "/x/metrics")
+
+
 def test_a_target_without_replica_goes_by_its_address() -> None:
     targets = parse(group("[::1]:8000", "h:8001", service="chat", role="colocated", __scheme__="https"))
 

@@ -39,6 +39,8 @@ def test_every_label_that_is_known() -> None:
                 gpu_type="A100-40GB",
                 gpus="2",
                 gpu_indices="3,1",
+                exporter="dcgm",
+                __metrics_path__="/gpu/metrics",
                 team="x",
             )
         ],
@@ -48,6 +50,8 @@ def test_every_label_that_is_known() -> None:
     assert (target.replica, target.url, target.place) == ("chat-0", "https://h:8000", "t.yaml: [0].targets[0]")
     assert target.labels.model_dump() == {
         "scheme": "https",
+        "metrics_path": "/gpu/metrics",
+        "exporter": "dcgm",
         "service": "chat",
         "role": Role.PREFILL_FFN,
         "replica": "chat-0",

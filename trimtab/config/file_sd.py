@@ -75,6 +75,18 @@ def _gpu_indices(value: object) -> object:
     return tuple(indices)
 
 
+def _exporter(value: object) -> object:
+    if value not in ("", "dcgm"):
+        raise ValueError("must be dcgm, the only GPU exporter that is read")
+    return value
+
+
+def _metrics_path(value: object) -> object:
+    if not (isinstance(value, str) and re.fullmatch(r"(/[A-Za-z0-9._~%/-]{0,252})?", value)):
+        raise ValueError("must be a path such as /metrics")
+    return value
+
+
 _Text = Annotated[str, AfterValidator(_text)]
 
 
@@ -84,6 +96,8 @@ class TargetLabels(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     scheme: Annotated[Literal["http", "https"], BeforeValidator(_scheme)] = Field(default="http", alias="__scheme__")
+    metrics_path: Annotated[str, BeforeValidator(_metrics_path)] = Field(default="", alias="__metrics_path__")
+    exporter: Annotated[Literal["", "dcgm"], BeforeValidator(_exporter)] = ""
     service: Annotated[str, AfterValidator(_service)] = ""
     role: Annotated[Role | None, BeforeValidator(_role)] = None
     replica: _Text = ""

@@ -69,6 +69,11 @@ class BoundedStream(Generic[M]):
         """The append as a command for ``fenced_write``; it trims by count only."""
         return ("XADD", self.key, "MAXLEN", self._maxlen, "*", _FIELD, message.SerializeToString())
 
+    def append_bytes_command(self, data: bytes, *, oldest_s: float) -> tuple[str | bytes | int, ...]:
+        """The append of a message in its binary form; it trims by age only: what is older than ``oldest_s`` goes."""
+        oldest_ms = max(0, round(oldest_s * 1000))
+        return ("XADD", self.key, "MINID", oldest_ms, "*", _FIELD, data)
+
     async def read_last(self, count: int) -> list[Entry[M]]:
         """The newest ``count`` entries, oldest of them first."""
         found = await self._store.redis.xrevrange(self.key, count=_bounded(count))

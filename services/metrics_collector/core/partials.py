@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from metrics_collector.core.dialect import Quantity
 from metrics_collector.core.series import Counter
+from metrics_collector.core.targets import RoleKey as RoleKey
 from metrics_collector.core.windows import RATES, ReplicaWindow, Window, merge_histograms
 from trimtab.api.collector.v1 import collector_pb2 as pb
-from trimtab.api.common.v1 import types_pb2
 
 LATENCIES: Mapping[Quantity, "pb.Latency.ValueType"] = {
     Quantity.TTFT: pb.LATENCY_TTFT,
@@ -32,14 +32,6 @@ class CountedReplica:
     window: ReplicaWindow | None
     stuck: bool = False
     routable_by_actuator: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleKey:
-    """One role of one service. Role 0 is the front door."""
-
-    service: str
-    role: "types_pb2.Role.ValueType"
 
 
 def role_partial(

@@ -1,7 +1,8 @@
 """Scrape targets: what file_sd documents and actuators list, as one entry per server.
 
-Of a file_sd document the labels ``service``, ``role``, ``replica``, ``cluster``, ``gpus`` and ``gpu_indices`` place a
+Of a document the labels ``service``, ``role``, ``replica``, ``cluster``, ``node``, ``gpus`` and ``gpu_indices`` place a
 target (``trimtab.config.file_sd``). A replica without one goes by its address; it has one GPU unless it is said.
+``exporter: dcgm`` marks the GPU exporter of a node.
 
 Actuators are the reference: where one is configured, only replicas that it lists as routable count. Without any, every
 target with a service and a role counts. What does not count is scraped and shown.
@@ -16,14 +17,27 @@ from trimtab.config.file_sd import FileSdTarget
 from trimtab.words import Role
 
 FILE_SD = "file_sd"
+HTTP_SD = "http_sd"
 
 ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {role.value: types_pb2.Role.ValueType(role.number) for role in Role}
 """As people write it, such as ``prefill-ffn`` → as the API has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleKey:
+    """One role of one service. Role 0 is the front door."""
+
+    service: str
+    role: "types_pb2.Role.ValueType"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One server. ``address`` is http://host:port, empty while it has none. Role 0 is unknown."""
+    """One server, or the GPU exporter of one node (``exporter``, "dcgm"), which is scraped and never counted.
+
+    ``address`` is http://host:port, empty while it has none. Role 0 is unknown. ``gpu_indices`` are those of ``node``
+    that the server uses. ``metrics_path`` is where its page lies; empty for the dialect's own.
+    """
 
     target_id: str
     address: str
@@ -35,15 +49,24 @@ class Target:
     source: str
     counted: bool
     routable_by_actuator: bool = False
+    node: str = ""
+    gpu_indices: tuple[int, ...] = ()
+    exporter: str = ""
+    metrics_path: str = ""
 
     @property
     def placed(self) -> bool:
         """Whether it is known which service and role its load belongs to."""
-        return bool(self.service) and self.role != types_pb2.ROLE_UNSPECIFIED
+        return bool(self.service) and self.role != types_pb2.ROLE_UNSPECIFIED and not self.exporter
+
+    @property
+    def key(self) -> RoleKey:
+        """The role that it belongs to."""
+        return RoleKey(service=self.service, role=self.role)
 
 
-def from_file_sd(listed: FileSdTarget) -> Target:
-    """The target of an entry of a document.
+def from_file_sd(listed: FileSdTarget, *, source: str = FILE_SD) -> Target:
+    """The target of an entry of a document, which is a file's or, as ``source`` says, an HTTP server's.
 
     ``counted`` is set when it is placed; ``merge_targets`` takes it back where an actuator decides.
     """
@@ -56,8 +79,12 @@ def from_file_sd(listed: FileSdTarget) -> Target:
         replica=listed.replica,
         cluster=labels.cluster,
         gpus=labels.gpus if labels.gpus is not None else len(labels.gpu_indices) or 1,
-        source=FILE_SD,
-        counted=bool(labels.service) and labels.role is not None,
+        source=source,
+        counted=bool(labels.service) and labels.role is not None and not labels.exporter,
+        node=labels.node,
+        gpu_indices=labels.gpu_indices,
+        exporter=labels.exporter,
+        metrics_path=labels.metrics_path,
     )
 
 
@@ -75,6 +102,8 @@ def from_replica(replica: actuator_pb2.Replica, *, cluster: str) -> Target:
         source=f"actuator/{replica.cluster or cluster}",
         counted=routable and bool(replica.service) and replica.role != types_pb2.ROLE_UNSPECIFIED,
         routable_by_actuator=routable,
+        node=replica.node,
+        gpu_indices=tuple(replica.gpu_indices),
     )
 
 
