@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 
 from metrics_collector.core.demand import DemandBoard, forget, front_door_partials
 from metrics_collector.core.partials import CountedReplica, RoleKey, role_partial
+from metrics_collector.core.samples import EncodedSample
 from metrics_collector.core.status import TargetStatus, replica_sample
 from metrics_collector.core.targets import Target
 from metrics_collector.core.windows import ReplicaWindow, Window, next_round, replica_window
@@ -119,11 +120,15 @@ class Publisher:
             self.demand, window, collector=collector, expiry_s=self._settings.demand_expiry_s
         )
 
-    def _samples(self, windows: Mapping[str, ReplicaWindow | None]) -> Sequence[pb.ReplicaSample]:
+    def _samples(self, windows: Mapping[str, ReplicaWindow | None]) -> Sequence[EncodedSample]:
         statuses = self._statuses()
         samples = [
-            replica_sample(target, statuses[target_id], windows[target_id])
+            (target, replica_sample(target, statuses[target_id], windows[target_id]))
             for target_id, target in self._targets().items()
             if target.placed
         ]
-        return [sample for sample in samples if sample is not None]
+        return [
+            EncodedSample(target.key, target.replica, sample.SerializeToString())
+            for target, sample in samples
+            if sample is not None
+        ]
