@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from metrics_collector.core.counting import FIRST_COUNTER, Bools, Floats, Ints
 from metrics_collector.core.rings import AVERAGED, FLOWED, PEAK, HistogramRings, ServerRings
@@ -14,24 +15,20 @@ from metrics_collector.core.window import Ends, Window, ends, peaks, time_averag
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 
-# Signals that are what was counted per second, and where it stands in a ring.
-_RATES: tuple[tuple["pb.Signal.ValueType", int], ...] = (
-    (pb.SIGNAL_PREFILL_TPS, FLOWED),
-    (pb.SIGNAL_PREFILL_CACHED_TPS, COUNTERS.index(Counter.PREFILL_CACHED_TOKENS)),
-    (pb.SIGNAL_DECODE_TPS, COUNTERS.index(Counter.DECODE_TOKENS)),
-    (pb.SIGNAL_REQUEST_RPS, COUNTERS.index(Counter.FINISHED)),
-    (pb.SIGNAL_PREEMPTION_RPS, COUNTERS.index(Counter.PREEMPTIONS)),
-)
-_RATE_COLUMNS = np.array([column for _, column in _RATES])
-SIGNALS: tuple["pb.Signal.ValueType", ...] = (
-    *(name for name, _ in _RATES),
-    pb.SIGNAL_RUNNING,
-    pb.SIGNAL_WAITING,
-    pb.SIGNAL_KV_USAGE_RATIO,
-    pb.SIGNAL_PREFIX_HIT_RATIO,
-)
-"""The columns of ``ReplicaWindows.values``."""
+SIGNALS: tuple["pb.Signal.ValueType", ...] = tuple(sorted(set(pb.Signal.values()) - {pb.SIGNAL_UNSPECIFIED}))
+"""The columns of ``ReplicaWindows.values``: every signal, by its number."""
 SIGNAL_COLUMN: Mapping["pb.Signal.ValueType", int] = MappingProxyType({name: i for i, name in enumerate(SIGNALS)})
+# Signals that are what was counted per second, and where it stands in a ring.
+_RATES: Mapping["pb.Signal.ValueType", int] = {
+    pb.SIGNAL_PREFILL_TPS: FLOWED,
+    pb.SIGNAL_PREFILL_CACHED_TPS: COUNTERS.index(Counter.PREFILL_CACHED_TOKENS),
+    pb.SIGNAL_DECODE_TPS: COUNTERS.index(Counter.DECODE_TOKENS),
+    pb.SIGNAL_REQUEST_RPS: COUNTERS.index(Counter.FINISHED),
+    pb.SIGNAL_PREEMPTION_RPS: COUNTERS.index(Counter.PREEMPTIONS),
+}
+_RATE_SIGNALS = [SIGNAL_COLUMN[name] for name in _RATES]
+_RATE_COLUMNS = list(_RATES.values())
+_AVERAGE_SIGNALS = [SIGNAL_COLUMN[name] for name in (pb.SIGNAL_RUNNING, pb.SIGNAL_WAITING, pb.SIGNAL_KV_USAGE_RATIO)]
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 
 
@@ -51,8 +48,8 @@ class ReplicaWindows:
     """Columns, one entry per replica. What could not be told is NaN, and everything is where no page was read inside.
 
     ``values`` (n, len(SIGNALS)); ``increases`` (n, len(COUNTERS) + 1) are counts between a replica's two rows, the last
-    of them the prompt tokens that flowed. ``read``: a page was read inside. ``warming``: seen for less than the window.
-    ``reset``: a counter fell inside it. A sleeper's values are all absent.
+    of them the prompt tokens that flowed. Signals that no page tells are absent, and so are all those of a sleeper.
+    ``read``: a page was read inside. ``warming``: seen for less than the window. ``reset``: a counter fell inside it.
 
     Of the newest page, whenever it was read: its time, its running and waiting, and for how long nothing has moved.
     """
@@ -71,9 +68,9 @@ class ReplicaWindows:
     waiting_now: Floats
     still_s: Floats
 
-    def qualities(self, stuck: Bools) -> Ints:
+    def qualities(self, stuck: Bools) -> NDArray[np.uint8]:
         """The quality (``types_pb2.Quality``) of each replica's values; those absent are MISSING whatever it is."""
-        found = np.full(len(self.read), types_pb2.QUALITY_OK, dtype=np.int64)
+        found = np.full(len(self.read), types_pb2.QUALITY_OK, dtype=np.uint8)
         found[self.warming] = types_pb2.QUALITY_WARMING
         found[self.reset] = types_pb2.QUALITY_RESET
         found[stuck] = types_pb2.QUALITY_STALE
@@ -94,10 +91,10 @@ def windows_of(servers: ServerRings, groups: Sequence[HistogramRings], places: I
     increases, span_s = _increases(servers, places, order, at_s, rows, window)
     increases[~told] = np.nan
     values = np.full((len(places), len(SIGNALS)), np.nan)
-    values[:, : len(_RATES)] = increases[:, _RATE_COLUMNS] / span_s[:, _RATE_COLUMNS]
+    values[:, _RATE_SIGNALS] = increases[:, _RATE_COLUMNS] / span_s[:, _RATE_COLUMNS]
     gauges = servers.gauges[places[:, None], order]
     gauges[~told] = np.nan
-    values[:, len(_RATES) : len(_RATES) + len(AVERAGED)] = time_averages(at_s, gauges[:, :, : len(AVERAGED)], window)
+    values[:, _AVERAGE_SIGNALS] = time_averages(at_s, gauges[:, :, : len(AVERAGED)], window)
     hits = increases[:, COUNTERS.index(Counter.PREFIX_HITS)]
     queries = increases[:, COUNTERS.index(Counter.PREFIX_QUERIES)]
     asked = queries > 0

@@ -11,7 +11,7 @@ takes the place of that row once the next one comes; so any scrape interval fits
 Targets are told apart by their id, and nothing depends on the order in which they came.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +34,6 @@ from metrics_collector.core.window import Window
 
 # After so long without a page, an average over the gap would say nothing about now.
 MAX_GAP_S = 60.0
-ABSENT = -1.0
-"""Stands for an absent number where a row leaves the collector."""
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 _PREFILL = COUNTER_COLUMN[Counter.PREFILL_TOKENS] - FIRST_COUNTER
 # What a living engine with requests moves in every iteration. Prompt counters move at a prompt's first token only, the
@@ -47,12 +45,17 @@ _ACTIVE_COLUMNS = np.array(
 )
 
 
-class Levels(NamedTuple):
-    """One target's newest row as it stood on its page, for the store: ``ABSENT`` where nothing is known."""
+class LevelRows(NamedTuple):
+    """The newest rows of some targets, all of ``schema``, as they stood on their pages; NaN where nothing is known.
+
+    ``positions`` (n,) ascend and say which targets; ``levels`` (n, schema.width): the newest gauges, and of each
+    counter the last reading; ``at_s`` (n,) when.
+    """
 
     schema: Schema
-    values: Floats
-    at_s: float
+    positions: Ints
+    levels: Floats
+    at_s: Floats
 
 
 class _Collected(NamedTuple):
@@ -105,7 +108,7 @@ class SeriesTable:
     def seed(self, target_id: str, schema: Schema, levels: Sequence[float] | Floats, *, at_s: float) -> None:
         """Begin a known target where another collector stopped, so that its next page brings what came since.
 
-        ``levels`` is that collector's ``Levels.values``. A target that has rows of its own keeps them.
+        ``levels`` is a row of that collector's ``LevelRows``. A target that has rows of its own keeps them.
         Raises ``ValueError`` where ``levels`` does not fit ``schema``.
         """
         row = np.asarray(levels, dtype=np.float64)
@@ -143,27 +146,21 @@ class SeriesTable:
     def close(self, target_ids: Sequence[str], window: Window) -> ReplicaWindows:
         """What each of ``target_ids`` did in ``window``, in their order. Unknown ids have nothing."""
         self.advance()
-        places = np.fromiter((self._places.get(name, -1) for name in target_ids), dtype=np.int64, count=len(target_ids))
-        return windows_of(self._servers, self._groups, places, window)
+        return windows_of(self._servers, self._groups, self._find(target_ids), window)
 
-    def levels(self, target_ids: Iterable[str]) -> list[Levels | None]:
-        """The newest row of each target; None before its first page."""
+    def levels(self, target_ids: Sequence[str]) -> list[LevelRows]:
+        """The newest rows of ``target_ids``, by schema; targets without a page are in none."""
         self.advance()
         servers = self._servers
-        known = [self._places.get(name, -1) for name in target_ids]
-        found: list[Levels | None] = [None] * len(known)
-        by_group: dict[int, list[int]] = {}
-        for index, place in enumerate(known):
-            if place >= 0 and servers.group[place] >= 0:
-                by_group.setdefault(int(servers.group[place]), []).append(index)
-        for number, indices in by_group.items():
+        places = self._find(target_ids)
+        numbers = np.where(places >= 0, servers.group[places], -1)
+        found: list[LevelRows] = []
+        for number in np.unique(numbers[numbers >= 0]).tolist():
             group = self._groups[number]
-            places = np.array([known[index] for index in indices])
-            rows = np.concatenate((servers.levels[places], group.levels[servers.histogram[places]]), axis=1)
-            rows[np.isnan(rows)] = ABSENT
-            times = servers.last_s[places].tolist()
-            for index, row, at_s in zip(indices, rows, times, strict=True):
-                found[index] = Levels(group.schema, row, at_s)
+            positions = np.flatnonzero(numbers == number)
+            own = places[positions]
+            rows = np.concatenate((servers.levels[own], group.levels[servers.histogram[own]]), axis=1)
+            found.append(LevelRows(group.schema, positions, rows, servers.last_s[own]))
         return found
 
     def total(self, target_id: str, counter: Counter) -> float | None:
@@ -172,6 +169,10 @@ class SeriesTable:
         place = self._places[target_id]
         seen = not np.isnan(self._servers.levels[place, COUNTER_COLUMN[counter]])
         return float(self._servers.totals[place, COUNTER_COLUMN[counter] - FIRST_COUNTER]) if seen else None
+
+    def _find(self, target_ids: Sequence[str]) -> Ints:
+        """The place of each target, -1 for one that is not known."""
+        return np.fromiter((self._places.get(name, -1) for name in target_ids), dtype=np.int64, count=len(target_ids))
 
     def _take_in(self, places: Ints, schema: Schema, now: Floats, at_s: Floats) -> None:
         """One page each of different targets, all of one schema. ``now`` is (n, schema.width)."""

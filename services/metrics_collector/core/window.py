@@ -36,16 +36,6 @@ def window_length_s(window_s: float, interval_s: float) -> float:
     return max(window_s, 2 * interval_s)
 
 
-def next_round(last: int, now_s: float, *, interval_s: float) -> int:
-    """The round to close next, where round n ends at n intervals; ``last`` was closed last, 0 for none.
-
-    Normally the one after it. A round that took longer than an interval skips to the one that has just ended, and a
-    clock that was set back is followed, not waited for.
-    """
-    ended = int(now_s // interval_s)
-    return min(max(last + 1, ended), ended + 1) if last else ended + 1
-
-
 class Ends(NamedTuple):
     """The rows between which something is counted, (n,) each. ``valid``: there are two, the last inside the window."""
 

@@ -1,0 +1,300 @@
+"""What one collector adds to its roles' windows: sums over counted replicas, never averages.
+
+A stuck replica has its page read and its values left out. One that sleeps is no capacity and is left out altogether,
+unless an actuator counts it as routable: then the two disagree and it is missing. In ``SignalPartial`` ``reported``
+counts the replicas in ``sum``; ``reset`` and ``warming`` say how many of those were so, and ``warming`` also counts
+those too new for a rate.
+
+Ratios are sums with a weight: the KV usage weighs each replica once, the hit ratio its queries, the GPU exporter's
+ratios its GPUs. Requests that wait at sleepers weigh the sleepers: they are demand, whether a replica counts or not.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from metrics_collector.core.counting import Bools, Floats, Ints
+from metrics_collector.core.liveness import Verdicts
+from metrics_collector.core.replica_windows import SIGNAL_COLUMN, SIGNALS, ReplicaWindows
+from metrics_collector.core.schema import COUNTERS, SCALARS, Counter, Latency
+from metrics_collector.core.targets import RoleKey, Target
+from metrics_collector.core.window import Window
+from trimtab.api.collector.v1 import collector_pb2 as pb
+
+LATENCIES: Mapping[Latency, "pb.Latency.ValueType"] = {
+    Latency.TTFT: pb.LATENCY_TTFT,
+    Latency.TBT: pb.LATENCY_TBT,
+    Latency.TPOT: pb.LATENCY_TPOT,
+    Latency.QUEUE: pb.LATENCY_QUEUE,
+    Latency.E2E: pb.LATENCY_E2E,
+}
+GPU_SIGNALS: tuple["pb.Signal.ValueType", ...] = (
+    pb.SIGNAL_GPU_UTILISATION_RATIO,
+    pb.SIGNAL_SM_ACTIVITY_RATIO,
+    pb.SIGNAL_GPU_POWER_W,
+    pb.SIGNAL_GPU_MEMORY_RATIO,
+)
+"""The order in which the GPU readings of a replica are given: means over its GPUs, the power their sum."""
+_PAGE_SIGNALS: tuple["pb.Signal.ValueType", ...] = (
+    pb.SIGNAL_PREFILL_TPS,
+    pb.SIGNAL_PREFILL_CACHED_TPS,
+    pb.SIGNAL_DECODE_TPS,
+    pb.SIGNAL_REQUEST_RPS,
+    pb.SIGNAL_PREEMPTION_RPS,
+    pb.SIGNAL_RUNNING,
+    pb.SIGNAL_WAITING,
+    pb.SIGNAL_KV_USAGE_RATIO,
+    pb.SIGNAL_PREFIX_HIT_RATIO,
+)
+_GPU_COLUMNS = [SIGNAL_COLUMN[name] for name in GPU_SIGNALS]
+_KV = SIGNAL_COLUMN[pb.SIGNAL_KV_USAGE_RATIO]
+_HIT_RATIO = SIGNAL_COLUMN[pb.SIGNAL_PREFIX_HIT_RATIO]
+_SLEEPERS = SIGNAL_COLUMN[pb.SIGNAL_ASLEEP_LOAD]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The placed targets, by role and then replica: made once for a list of targets, used every round.
+
+    ``role_of`` (n,) is the position in ``keys`` of each target's role, ``starts`` where each role begins.
+    """
+
+    targets: tuple[Target, ...]
+    target_ids: tuple[str, ...]
+    keys: tuple[RoleKey, ...]
+    role_of: Ints
+    starts: Ints
+    counted: Bools
+    routable_by_actuator: Bools
+    gpus: Floats
+
+    @classmethod
+    def of(cls, targets: Iterable[Target]) -> "Roster":
+        """The roster of ``targets``, in whatever order; those that are not placed are left out."""
+        ordered = sorted(
+            (target for target in targets if target.placed),
+            key=lambda target: (target.service, target.role, target.replica, target.target_id),
+        )
+        pairs = [(target.service, target.role) for target in ordered]
+        starts = [i for i, pair in enumerate(pairs) if i == 0 or pair != pairs[i - 1]]
+        sizes = [end - start for start, end in pairwise([*starts, len(ordered)])]
+        return cls(
+            targets=tuple(ordered),
+            target_ids=tuple(target.target_id for target in ordered),
+            keys=tuple(RoleKey(service=pairs[i][0], role=pairs[i][1]) for i in starts),
+            role_of=np.repeat(np.arange(len(starts)), np.array(sizes, dtype=np.int64)),
+            starts=np.array(starts, dtype=np.int64),
+            counted=np.array([target.counted for target in ordered], dtype=bool),
+            routable_by_actuator=np.array([target.routable_by_actuator for target in ordered], dtype=bool),
+            gpus=np.array([max(1, target.gpus) for target in ordered], dtype=np.float64),
+        )
+
+    def limits_s(self, stuck_after_s: Callable[[RoleKey], float]) -> Floats:
+        """The longest iteration of each target, (n,)."""
+        return np.array([stuck_after_s(key) for key in self.keys], dtype=np.float64)[self.role_of]
+
+
+def replica_values(
+    roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, gpus: Mapping[str, Sequence[float]] | None
+) -> Floats:
+    """Every signal of every replica, (n, len(SIGNALS)); NaN where there is none.
+
+    ``gpus`` is target id → readings in the order of ``GPU_SIGNALS``, NaN where absent.
+    """
+    values = windows.values.copy()
+    values[:, _SLEEPERS] = verdicts.asleep_load
+    absent = (np.nan,) * len(GPU_SIGNALS)
+    if gpus:
+        readings = np.array([gpus.get(name, absent) for name in roster.target_ids], dtype=np.float64)
+        values[:, _GPU_COLUMNS] = np.where(np.isfinite(readings) & (readings >= 0), readings, np.nan)
+    return values
+
+
+def role_partials(
+    roster: Roster,
+    windows: ReplicaWindows,
+    verdicts: Verdicts,
+    values: Floats,
+    *,
+    collector: str,
+    replica_revisions: Mapping[str, int],
+) -> list[pb.RolePartial]:
+    """The partial of every role of ``roster``, in order. ``values`` are ``replica_values``.
+
+    ``replica_revisions`` is by cluster, as the actuators' last words had it.
+    """
+    if not roster.keys:
+        return []
+    seen = roster.counted & windows.read & ~windows.asleep
+    live = seen & ~verdicts.stuck
+    missing = roster.counted & (~windows.read | (windows.asleep & roster.routable_by_actuator))
+    sums = _sums(roster, windows, verdicts, values, seen=seen, live=live)
+    latencies = _latencies(roster, windows, live)
+    names = _names(roster, seen), _names(roster, missing)
+    revisions = dict(sorted(replica_revisions.items()))
+    shown = _PAGE_SIGNALS
+    if not np.isnan(values[:, _GPU_COLUMNS]).all():
+        shown = (*shown, *GPU_SIGNALS)
+    partials: list[pb.RolePartial] = []
+    for role, key in enumerate(roster.keys):
+        partial = pb.RolePartial(
+            collector=collector,
+            service=key.service,
+            role=key.role,
+            reported_replicas=names[0][role],
+            missing_replicas=names[1][role],
+            replica_revisions=revisions,
+        )
+        set_window(partial, windows.window)
+        own = sums[role]
+        partial.signals.extend(own.signal(name) for name in shown)
+        if own.reported[_SLEEPERS]:
+            partial.signals.append(own.signal(pb.SIGNAL_ASLEEP_LOAD))
+        partial.latencies.extend(latencies.get(role, ()))
+        partials.append(partial)
+    return partials
+
+
+def set_window(partial: pb.RolePartial, window: Window) -> None:
+    """Store-clock seconds → timestamps, to the microsecond."""
+    for timestamp, seconds in ((partial.window_start, window.start_s), (partial.window_end, window.end_s)):
+        timestamp.FromMicroseconds(round(seconds * 1e6))
+
+
+class _RoleSums(NamedTuple):
+    """One role's columns, each in the order of ``SIGNALS``."""
+
+    sums: list[float]
+    weights: list[float]
+    maxima: list[float]
+    reported: list[int]
+    reset: list[int]
+    stale: int
+    warming: int
+
+    def signal(self, name: "pb.Signal.ValueType") -> pb.SignalPartial:
+        """The message of one signal."""
+        column = SIGNAL_COLUMN[name]
+        reported = self.reported[column]
+        demand = column == _SLEEPERS
+        return pb.SignalPartial(
+            signal=name,
+            sum=self.sums[column],
+            maximum=self.maxima[column] if reported and column != _HIT_RATIO else None,
+            reported=reported,
+            stale=0 if demand else self.stale,
+            reset=self.reset[column],
+            warming=0 if demand else self.warming,
+            weight=self.weights[column],
+        )
+
+
+def _sums(
+    roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, values: Floats, *, seen: Bools, live: Bools
+) -> list[_RoleSums]:
+    starts = roster.starts
+    # The hit ratio's parts are known even where a replica had no query; sleepers speak for themselves.
+    hits = windows.increases[:, COUNTERS.index(Counter.PREFIX_HITS)]
+    queries = windows.increases[:, COUNTERS.index(Counter.PREFIX_QUERIES)]
+    hits = np.where(np.isnan(queries), np.nan, np.minimum(hits, queries))
+    weights = np.zeros((len(values), len(SIGNALS)))
+    terms = values.copy()
+    terms[:, _HIT_RATIO], weights[:, _HIT_RATIO] = hits, queries
+    weights[:, _KV] = 1.0
+    for column in _GPU_COLUMNS:
+        if SIGNALS[column] != pb.SIGNAL_GPU_POWER_W:
+            terms[:, column], weights[:, column] = values[:, column] * roster.gpus, roster.gpus
+    within = live[:, None] & ~np.isnan(terms)
+    within[:, _SLEEPERS] = ~np.isnan(terms[:, _SLEEPERS])
+    peaks = values
+    if not np.isnan(windows.kv_usage_max_ratio).all():
+        peaks = values.copy()
+        peaks[:, _KV] = np.fmax(values[:, _KV], windows.kv_usage_max_ratio)
+    weights[~within] = 0.0
+    weights[:, _SLEEPERS] = windows.asleep
+    stale = np.add.reduceat((seen & verdicts.stuck).astype(np.int64), starts).tolist()
+    warming = np.add.reduceat((live & windows.warming).astype(np.int64), starts).tolist()
+    columns = (
+        np.add.reduceat(np.where(within, terms, 0.0), starts),
+        np.add.reduceat(weights, starts),
+        np.maximum.reduceat(np.where(within, peaks, -np.inf), starts),
+        np.add.reduceat(within.astype(np.int64), starts),
+        np.add.reduceat((within & windows.reset[:, None]).astype(np.int64), starts),
+    )
+    rows = zip(*(column.tolist() for column in columns), stale, warming, strict=True)
+    return [_RoleSums(*row) for row in rows]
+
+
+def _names(roster: Roster, chosen: Bools) -> list[list[str]]:
+    """The replicas chosen, by role."""
+    found: list[list[str]] = [[] for _ in roster.keys]
+    positions = np.flatnonzero(chosen)
+    for position, role in zip(positions.tolist(), roster.role_of[positions].tolist(), strict=True):
+        found[role].append(roster.targets[position].replica)
+    return found
+
+
+class _Buckets(NamedTuple):
+    bounds_s: tuple[float, ...]
+    cumulative: list[float]
+    sum_s: float
+
+
+def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int, list[pb.LatencyPartial]]:
+    """Role → its latencies, from the bucket increases of its live replicas."""
+    found: dict[int, dict[Latency, list[_Buckets]]] = {}
+    for item in windows.histograms:
+        chosen = live[item.positions]
+        roles = roster.role_of[item.positions[chosen]]
+        if not len(roles):
+            continue
+        increases = item.increases[chosen]
+        starts = np.flatnonzero(np.concatenate(([True], roles[1:] != roles[:-1])))
+        sums = np.add.reduceat(np.fmax(increases, 0.0), starts)
+        for latency, bounds_s in item.schema.bounds_s:
+            first, last, total = (column - SCALARS for column in item.schema.histograms[latency])
+            told = np.logical_or.reduceat(~np.isnan(increases[:, last]), starts).tolist()
+            cumulative, seconds = sums[:, first : last + 1].tolist(), sums[:, total].tolist()
+            for place, role in enumerate(roles[starts].tolist()):
+                if told[place]:
+                    buckets = _Buckets(bounds_s, cumulative[place], seconds[place])
+                    found.setdefault(role, {}).setdefault(latency, []).append(buckets)
+    return {
+        role: [_latency_partial(latency, merge_buckets(own[latency])) for latency in Latency if latency in own]
+        for role, own in found.items()
+    }
+
+
+def merge_buckets(several: Sequence[_Buckets]) -> _Buckets:
+    """The sum of histograms (at least one), on the bounds that all have, where cumulative counts add exactly.
+
+    So a fleet half-way through an upgrade loses resolution, not counts.
+    """
+    if len(several) == 1:
+        return several[0]
+    common = sorted(set(several[0].bounds_s).intersection(*(item.bounds_s for item in several[1:])))
+    totals = dict.fromkeys(common, 0.0)
+    for item in several:
+        for bound, count in zip(item.bounds_s, item.cumulative, strict=True):
+            if bound in totals:
+                totals[bound] += count
+    return _Buckets(tuple(common), list(totals.values()), sum(item.sum_s for item in several))
+
+
+def _latency_partial(latency: Latency, buckets: _Buckets) -> pb.LatencyPartial:
+    below = 0.0
+    increases: list[float] = []
+    for upto in buckets.cumulative:
+        # A count is never negative, whatever rounding did to a difference.
+        increases.append(max(0.0, upto - below))
+        below = max(below, upto)
+    return pb.LatencyPartial(
+        latency=LATENCIES[latency],
+        upper_bounds_s=buckets.bounds_s,
+        increases=increases,
+        sum_s=buckets.sum_s,
+        count=buckets.cumulative[-1],
+    )
