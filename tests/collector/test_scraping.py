@@ -2,11 +2,12 @@
 
 import asyncio
 import gzip
+import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
-import aiohttp
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -14,8 +15,11 @@ from prometheus_client import CollectorRegistry
 from metrics_collector.core.dialect import VLLM_V1
 from metrics_collector.core.exposition import PageReader
 from metrics_collector.core.targets import Target
-from metrics_collector.shell.fetch import DownError, Fetcher, RefusedError
+from metrics_collector.shell.answer import DownError, RefusedError
+from metrics_collector.shell.client import ClientRules, Gzip, TargetClient
 from metrics_collector.shell.metrics import ScrapeMetrics
+from metrics_collector.shell.request import Place, RequestHeads, TokenFile
+from metrics_collector.shell.rules import RulesByService
 from metrics_collector.shell.scraper import Scraper
 from metrics_collector.shell.settings import CollectorSettings
 from trimtab.api.collector.v1 import collector_pb2 as pb
@@ -23,26 +27,65 @@ from trimtab.api.common.v1 import types_pb2
 
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 LIMIT = 100_000
+NAMES = ("vllm:num_requests_running", "vllm:generation_tokens_total")
 
 
-@asynccontextmanager
-async def fetching(*, timeout_s: float = 1.0, filter_pages: bool = False) -> AsyncIterator[Fetcher]:
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        yield Fetcher(
-            session,
-            sample_names=VLLM_V1.sample_names(),
-            filter_pages=filter_pages,
-            timeout_s=timeout_s,
-            max_page_bytes=LIMIT,
-        )
+@dataclass
+class Fetcher:
+    """The client of one target, awaited."""
+
+    client: TargetClient
+    timeout_s: float
+    done: "asyncio.Future[bytes]"
+
+    async def fetch(self) -> bytes:
+        self.done = asyncio.get_running_loop().create_future()
+        self.client.fetch()
+        timer = asyncio.get_running_loop().call_later(self.timeout_s, self.client.expire, self.timeout_s)
+        try:
+            return await self.done
+        finally:
+            timer.cancel()
+
+    async def load(self) -> bytes | None:
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self.client.fetch_load(answer.set_result)
+        return await asyncio.wait_for(answer, 5)
+
+
+@contextmanager
+def fetching(
+    address: str,
+    *,
+    timeout_s: float = 1.0,
+    names: Sequence[str] = (),
+    gzip: Gzip = Gzip.AUTO,
+    token: TokenFile | None = None,
+    tls: ssl.SSLContext | None = None,
+    tls_server_name: str | None = None,
+) -> Iterator[Fetcher]:
+    heads = RequestHeads(names, filter_pages=bool(names), token=token)
+    rules = ClientRules(heads=heads, max_page_bytes=LIMIT, gzip=gzip, tls=tls, tls_server_name=tls_server_name)
+    fetcher: Fetcher
+    client = TargetClient(
+        Place(address),
+        rules,
+        answered=lambda page: fetcher.done.set_result(page),
+        failed=lambda error: fetcher.done.set_exception(error),
+    )
+    fetcher = Fetcher(client, timeout_s, asyncio.get_running_loop().create_future())
+    try:
+        yield fetcher
+    finally:
+        client.close()
 
 
 async def test_a_page_comes_as_it_is(page_server) -> None:
     server = await page_server(b"some 1\n")
-    async with fetching() as fetcher:
-        page = await fetcher.fetch(server.url)
+    with fetching(server.url) as fetcher:
+        page = await fetcher.fetch()
 
-    assert page.body == b"some 1\n"
+    assert page == b"some 1\n"
     assert server.requests == ["/metrics"]
 
 
@@ -54,8 +97,8 @@ async def test_a_packed_page_is_unpacked(page_server) -> None:
         return web.Response(body=gzip.compress(body), headers=TEXT | {"Content-Encoding": "gzip"})
 
     server = await page_server(answer)
-    async with fetching() as fetcher:
-        assert (await fetcher.fetch(server.url)).body == body
+    with fetching(server.url, gzip=Gzip.ALWAYS) as fetcher:
+        assert await fetcher.fetch() == body
 
 
 async def test_the_filtered_page_is_asked_for_until_the_server_has_none(page_server) -> None:
@@ -63,9 +106,9 @@ async def test_the_filtered_page_is_asked_for_until_the_server_has_none(page_ser
         return web.Response(status=404) if request.path == "/metrics/" else web.Response(body=b"a 1\n", headers=TEXT)
 
     server = await page_server(answer)
-    async with fetching(filter_pages=True) as fetcher:
-        await fetcher.fetch(server.url)
-        await fetcher.fetch(server.url)
+    with fetching(server.url, names=NAMES) as fetcher:
+        await fetcher.fetch()
+        await fetcher.fetch()
 
     assert [path.partition("?")[0] for path in server.requests] == ["/metrics/", "/metrics", "/metrics"]
     assert "name[]=vllm%3Anum_requests_running" in server.requests[0].replace("name%5B%5D", "name[]")
@@ -78,11 +121,11 @@ async def test_after_a_restart_the_filtered_page_is_tried_again(page_server) -> 
         return web.Response(body=b"a 1\n", status=next(answers), headers=TEXT)
 
     server = await page_server(answer)
-    async with fetching(filter_pages=True) as fetcher:
-        await fetcher.fetch(server.url)
+    with fetching(server.url, names=NAMES) as fetcher:
+        await fetcher.fetch()
         with pytest.raises(DownError, match="HTTP 503"):
-            await fetcher.fetch(server.url)
-        await fetcher.fetch(server.url)
+            await fetcher.fetch()
+        await fetcher.fetch()
 
     assert [path.partition("?")[0] for path in server.requests] == ["/metrics/", "/metrics", "/metrics", "/metrics/"]
 
@@ -93,16 +136,15 @@ async def test_an_error_status_is_down(page_server, status: int) -> None:
         return web.Response(status=status, body=b"vllm:num_requests_running 0\n", headers=TEXT | {"Location": "/x"})
 
     server = await page_server(answer)
-    async with fetching() as fetcher:
-        with pytest.raises(DownError, match=f"HTTP {status}"):
-            await fetcher.fetch(server.url)
+    with fetching(server.url) as fetcher, pytest.raises(DownError, match=f"HTTP {status}"):
+        await fetcher.fetch()
     assert server.requests == ["/metrics"], "a redirect must not be followed to who knows where"
 
 
 async def test_nobody_listens(free_port: int) -> None:
-    async with fetching() as fetcher:
-        with pytest.raises(DownError, match=r"^connection refused$"):
-            await fetcher.fetch(f"http://127.0.0.1:{free_port}")
+    address = f"http://127.0.0.1:{free_port}"
+    with fetching(address) as fetcher, pytest.raises(DownError, match=r"^connection refused$"):
+        await fetcher.fetch()
 
 
 async def test_a_server_that_hangs_or_drips_is_given_up_in_time(page_server) -> None:
@@ -120,10 +162,10 @@ async def test_a_server_that_hangs_or_drips_is_given_up_in_time(page_server) -> 
 
     for answer in (hang, drip):
         server = await page_server(answer)
-        async with fetching(timeout_s=0.2) as fetcher:
+        with fetching(server.url, timeout_s=0.2) as fetcher:
             started = time.monotonic()
             with pytest.raises(DownError, match=r"no page within 0\.2 s"):
-                await fetcher.fetch(server.url)
+                await fetcher.fetch()
             assert time.monotonic() - started < 1.0
 
 
@@ -139,9 +181,8 @@ async def test_case_11_an_endless_page_is_refused_at_its_limit(page_server) -> N
             sent += 65_536
 
     server = await page_server(answer)
-    async with fetching() as fetcher:
-        with pytest.raises(RefusedError, match="more than 100000 bytes"):
-            await fetcher.fetch(server.url)
+    with fetching(server.url) as fetcher, pytest.raises(RefusedError, match="more than 100000 bytes"):
+        await fetcher.fetch()
     assert sent < 100 * LIMIT
 
 
@@ -152,9 +193,8 @@ async def test_case_11_a_bomb_is_refused_while_it_unpacks(page_server) -> None:
         return web.Response(body=bomb, headers=TEXT | {"Content-Encoding": "gzip"})
 
     server = await page_server(answer)
-    async with fetching() as fetcher:
-        with pytest.raises(RefusedError, match="more than 100000 bytes"):
-            await fetcher.fetch(server.url)
+    with fetching(server.url) as fetcher, pytest.raises(RefusedError, match="more than 100000 bytes"):
+        await fetcher.fetch()
 
 
 @pytest.mark.parametrize(
@@ -173,9 +213,8 @@ async def test_case_11_what_is_no_page_is_refused_with_a_reason(page_server, bod
         return web.Response(body=body, headers=headers)
 
     server = await page_server(answer)
-    async with fetching() as fetcher:
-        with pytest.raises(RefusedError, match=reason):
-            await fetcher.fetch(server.url)
+    with fetching(server.url) as fetcher, pytest.raises(RefusedError, match=reason):
+        await fetcher.fetch()
 
 
 async def raw_server(answer: bytes) -> tuple[asyncio.Server, str]:
@@ -206,9 +245,9 @@ async def raw_server(answer: bytes) -> tuple[asyncio.Server, str]:
 )
 async def test_case_11_a_broken_answer_is_an_error_not_a_page(answer: bytes, error: type[Exception]) -> None:
     server, url = await raw_server(answer)
-    async with server, fetching() as fetcher:
-        with pytest.raises(error):
-            await fetcher.fetch(url)
+    async with server:
+        with fetching(url) as fetcher, pytest.raises(error):
+            await fetcher.fetch()
 
 
 # The schedule
@@ -220,17 +259,13 @@ async def scraping(**overrides: object) -> AsyncIterator[Scraper]:
     settings = CollectorSettings.model_validate(
         {"scrape_interval_s": 0.1, "scrape_timeout_s": 0.08, "window_s": 0.5, "filter_pages": False} | overrides
     )
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        fetcher = Fetcher(
-            session, sample_names=(), filter_pages=False, timeout_s=settings.scrape_timeout_s, max_page_bytes=LIMIT
-        )
-        metrics = ScrapeMetrics(CollectorRegistry())
-        scraper = Scraper(settings, fetcher, PageReader(VLLM_V1), metrics, now_s=time.time)
-        stopping = asyncio.Event()
-        task = asyncio.create_task(scraper.run(stopping))
-        yield scraper
-        stopping.set()
-        await task
+    rules = RulesByService(settings, NAMES)
+    scraper = Scraper(settings, rules.of, PageReader(VLLM_V1), ScrapeMetrics(CollectorRegistry()), now_s=time.time)
+    stopping = asyncio.Event()
+    task = asyncio.create_task(scraper.run(stopping))
+    yield scraper
+    stopping.set()
+    await task
 
 
 def target(name: str, address: str, *, role: "types_pb2.Role.ValueType" = types_pb2.ROLE_COLOCATED) -> Target:

@@ -18,9 +18,13 @@ class ScrapeMetrics:
     """Counters that scrapes and rounds add to."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.scrapes = Counter(
+        scrapes = Counter(
             "trimtab_collector_scrapes", "Scrapes, by the state they left the target in", ["state"], registry=registry
         )
+        self.scrapes: Mapping[pb.TargetState.ValueType, Counter] = {
+            state: scrapes.labels(_short(pb.TargetState.Name(state), "TARGET_STATE_"))
+            for state in pb.TargetState.values()
+        }
         self.rejected = Counter(
             "trimtab_collector_rejected_families",
             "Families refused: a value was not finite, negative, absurd, or did not add up",

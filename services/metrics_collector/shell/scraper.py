@@ -1,48 +1,51 @@
 """Scrapes every target on its own schedule, one request in flight each, so that no target waits for another.
 
-A target is due once per interval at a phase of its own, made from its id: the load is spread, and a restart scrapes at
-the same moments. Intervals are aligned to the store's clock. A scrape that comes late is not made up for.
+No target has a task: a timer wheel starts what is due and gives up what is late, and the client calls back with each
+page. ``core.schedule`` says when a target is due.
 """
 
 import asyncio
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from time import monotonic
 
 import structlog
 
 from metrics_collector.core.exposition import PageError, PageReader
-from metrics_collector.core.status import TargetStatus, failed, rounds_to_skip, succeeded
+from metrics_collector.core.schedule import SPREAD, next_due, phase, rounds_to_skip
+from metrics_collector.core.status import TargetStatus, failed, succeeded
 from metrics_collector.core.targets import Target
-from metrics_collector.shell.fetch import DownError, Fetcher, RefusedError
+from metrics_collector.shell.answer import DownError
+from metrics_collector.shell.client import ClientRules, Failure, TargetClient
 from metrics_collector.shell.metrics import ScrapeMetrics
+from metrics_collector.shell.request import Place
 from metrics_collector.shell.settings import CollectorSettings
+from metrics_collector.shell.wheel import Wheel
 from trimtab.api.collector.v1 import collector_pb2 as pb
 
 log = structlog.get_logger(__name__)
 
-# Scrapes start in this part of an interval, so that what they bring is in the window that ends with it.
-_SPREAD = 0.75
 _STATES_TOLD = (pb.TARGET_STATE_DOWN, pb.TARGET_STATE_BAD_PAGE, pb.TARGET_STATE_STUCK)
 
 
 class Scraper:
-    """One task per target that has an address. ``statuses`` holds what each has shown."""
+    """Every target that has an address is scraped. ``statuses`` holds what each has shown."""
 
     def __init__(
         self,
         settings: CollectorSettings,
-        fetcher: Fetcher,
+        rules: Callable[[Target], ClientRules],
         reader: PageReader,
         metrics: ScrapeMetrics,
         *,
         now_s: Callable[[], float],
     ) -> None:
-        self._settings = settings
-        self._fetcher = fetcher
-        self._reader = reader
-        self._metrics = metrics
-        self._now_s = now_s
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.settings = settings
+        self.reader = reader
+        self.metrics = metrics
+        self.now_s = now_s
+        self._rules = rules
+        self._wheel = Wheel()
+        self._scrapes: dict[str, _Scrape] = {}
         self.targets: dict[str, Target] = {}
         self.statuses: dict[str, TargetStatus] = {}
 
@@ -57,90 +60,172 @@ class Scraper:
                 self._stop(target_id)
             self.targets[target_id] = target
             self.statuses.setdefault(target_id, TargetStatus())
-            if target.address and target_id not in self._tasks:
-                self._tasks[target_id] = asyncio.create_task(self._scrape_forever(target_id, target.address))
+            if target.address:
+                self._start(target_id, target, before)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Wait for the stop. A task that ended by a defect ends the collector with it."""
-        stop = asyncio.create_task(stopping.wait())
+        """Wait for the stop. A defect in a scrape ends the collector."""
+        stop: asyncio.Future[object] = asyncio.ensure_future(stopping.wait())
         try:
-            while not stop.done():
-                await asyncio.wait({stop, *self._tasks.values()}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-                raise_failures(self._tasks.values())
+            await asyncio.wait([stop, self._wheel.failure], return_when=asyncio.FIRST_COMPLETED)
+            if self._wheel.failure.done():
+                self._wheel.failure.result()
         finally:
             stop.cancel()
-            for target_id in list(self._tasks):
+            for target_id in list(self.targets):
                 self._stop(target_id)
+            self._wheel.close()
+
+    def _start(self, target_id: str, target: Target, before: Target | None) -> None:
+        interval_s = self.settings.interval_of(target.service)
+        scrape = self._scrapes.get(target_id)
+        if scrape is not None and before is not None and before.service == target.service:
+            return
+        if scrape is not None:
+            scrape.close()
+        try:
+            place = Place(target.address)
+        except ValueError as error:
+            self.statuses[target_id] = failed(
+                self.statuses[target_id], pb.TARGET_STATE_DOWN, str(error), duration_s=0.0
+            )
+            return
+        timeout_s = self.settings.timeout_of(target.service)
+        self._scrapes[target_id] = _Scrape(
+            self, self._wheel, target_id, place, self._rules(target), interval_s=interval_s, timeout_s=timeout_s
+        )
 
     def _stop(self, target_id: str) -> None:
-        task = self._tasks.pop(target_id, None)
-        if task is not None:
-            task.cancel()
-        target = self.targets.pop(target_id, None)
-        if target is not None:
-            self._fetcher.forget(target.address)
+        scrape = self._scrapes.pop(target_id, None)
+        if scrape is not None:
+            scrape.close()
+        self.targets.pop(target_id, None)
         self.statuses.pop(target_id, None)
 
-    async def _scrape_forever(self, target_id: str, address: str) -> None:
-        interval_s = self._settings.scrape_interval_s
-        phase_s = phase(target_id) * _SPREAD * interval_s
-        due_s = next_due(self._now_s(), phase_s=phase_s, interval_s=interval_s)
-        while True:
-            await asyncio.sleep(due_s - self._now_s())
-            self._metrics.lateness.observe(max(0.0, self._now_s() - due_s))
-            status = await self._scrape(target_id, address)
-            skip = rounds_to_skip(
-                status.consecutive_failures, interval_s=interval_s, max_backoff_s=self._settings.max_backoff_s
-            )
-            due_s = next_due(self._now_s() + skip * interval_s, phase_s=phase_s, interval_s=interval_s)
-
-    async def _scrape(self, target_id: str, address: str) -> TargetStatus:
-        before = self.statuses[target_id]
-        started_s = self._now_s()
-        try:
-            page = await self._fetcher.fetch(address)
-            sample = self._reader.read(page.body)
-        except DownError as error:
-            status = failed(before, pb.TARGET_STATE_DOWN, str(error), duration_s=self._now_s() - started_s)
-        except (RefusedError, PageError) as error:
-            status = failed(before, pb.TARGET_STATE_BAD_PAGE, str(error), duration_s=self._now_s() - started_s)
-        else:
-            self._metrics.rejected.inc(sample.rejected)
-            status = succeeded(
-                before,
-                sample,
-                # The server made the page at some moment of the request: its middle is off by least.
-                at_s=started_s + page.duration_s / 2,
-                duration_s=page.duration_s,
-                keep_s=self._settings.window_s,
-                stuck_after_s=self._settings.stuck_after(self.targets[target_id].role),
-            )
-        self._metrics.scrapes.labels(pb.TargetState.Name(status.state).removeprefix("TARGET_STATE_").lower()).inc()
+    def settle(self, target_id: str, before: TargetStatus, status: TargetStatus) -> None:
+        """One scrape has ended, well or badly."""
+        self.metrics.scrapes[status.state].inc()
         self.statuses[target_id] = status
         if status.state != before.state and (status.state in _STATES_TOLD or before.state in _STATES_TOLD):
             log.info(
                 "target changed",
                 target=target_id,
-                address=address,
+                address=self.targets[target_id].address,
                 state=pb.TargetState.Name(status.state),
                 error=status.last_error or None,
             )
-        return status
 
 
-def phase(target_id: str) -> float:
-    """A target's place in the interval, 0 to 1: the same in every process."""
-    return zlib.crc32(target_id.encode()) / 2**32
+class _Scrape:
+    """The scrapes of one target, one after the other."""
 
+    __slots__ = (
+        "_begin",
+        "_client",
+        "_closed",
+        "_deadline",
+        "_due_s",
+        "_give_up",
+        "_interval_s",
+        "_phase_s",
+        "_scraper",
+        "_started_s",
+        "_target_id",
+        "_timeout_s",
+        "_wheel",
+    )
 
-def next_due(now_s: float, *, phase_s: float, interval_s: float) -> float:
-    """The first moment after ``now_s`` that lies ``phase_s`` behind a multiple of ``interval_s``."""
-    rounds = (now_s - phase_s) // interval_s + 1
-    return rounds * interval_s + phase_s
+    def __init__(
+        self,
+        scraper: Scraper,
+        wheel: Wheel,
+        target_id: str,
+        place: Place,
+        rules: ClientRules,
+        *,
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._scraper = scraper
+        self._wheel = wheel
+        self._target_id = target_id
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._phase_s = phase(target_id) * SPREAD * interval_s
+        self._closed = False
+        self._due_s = self._started_s = 0.0
+        self._client = TargetClient(place, rules, answered=self._answered, failed=self._failed)
+        # Bound once: they are handed to the wheel with every scrape.
+        self._begin = self._on_due
+        self._give_up = self._on_deadline
+        self._plan(skip=0)
 
+    def close(self) -> None:
+        """No more scrapes, and nothing of the one under way."""
+        self._closed = True
+        self._client.close()
 
-def raise_failures(tasks: Iterable["asyncio.Task[None]"]) -> None:
-    """Raise what the first failed task raised; cancelled and running ones are fine."""
-    for task in list(tasks):
-        if task.done() and not task.cancelled():
-            task.result()
+    def _plan(self, *, skip: int) -> None:
+        now_s = self._scraper.now_s()
+        self._due_s = next_due(now_s + skip * self._interval_s, phase_s=self._phase_s, interval_s=self._interval_s)
+        self._wheel.call_in(self._due_s - now_s, self._begin)
+
+    def _on_due(self) -> None:
+        if self._closed:
+            return
+        now_s = self._scraper.now_s()
+        self._scraper.metrics.lateness.observe(max(0.0, now_s - self._due_s))
+        self._started_s = monotonic()
+        self._wheel.call_in(self._timeout_s, self._give_up)
+        self._client.fetch()
+
+    def _on_deadline(self) -> None:
+        if not self._client.busy:
+            return
+        left_s = self._started_s + self._timeout_s - monotonic()
+        if left_s > 0:
+            # It was set for an earlier scrape, which ended in time.
+            self._wheel.call_in(left_s, self._give_up)
+        else:
+            self._client.expire(self._timeout_s)
+
+    def _answered(self, page: bytes) -> None:
+        scraper = self._scraper
+        duration_s = monotonic() - self._started_s
+        before = scraper.statuses[self._target_id]
+        try:
+            sample = scraper.reader.read(page)
+            scraper.metrics.rejected.inc(sample.rejected)
+            status = succeeded(
+                before,
+                sample,
+                # The server made the page at some moment of the request: its middle is off by least.
+                at_s=scraper.now_s() - duration_s / 2,
+                duration_s=duration_s,
+                keep_s=scraper.settings.window_s,
+                stuck_after_s=scraper.settings.stuck_after(scraper.targets[self._target_id].role),
+            )
+        except PageError as error:
+            status = failed(before, pb.TARGET_STATE_BAD_PAGE, str(error), duration_s=duration_s)
+        except Exception as error:  # noqa: BLE001
+            # A loop swallows what its callbacks raise; a defect is to end the collector.
+            self._wheel.fail(error)
+            return
+        self._settle(before, status)
+
+    def _failed(self, error: Failure) -> None:
+        scraper = self._scraper
+        state = pb.TARGET_STATE_DOWN if isinstance(error, DownError) else pb.TARGET_STATE_BAD_PAGE
+        before = scraper.statuses[self._target_id]
+        self._settle(before, failed(before, state, str(error), duration_s=monotonic() - self._started_s))
+
+    def _settle(self, before: TargetStatus, status: TargetStatus) -> None:
+        scraper = self._scraper
+        scraper.settle(self._target_id, before, status)
+        self._plan(
+            skip=rounds_to_skip(
+                status.consecutive_failures,
+                interval_s=self._interval_s,
+                max_backoff_s=scraper.settings.max_backoff_s,
+            )
+        )

@@ -1,15 +1,14 @@
 """Puts the collector together and runs it until the stop."""
 
-import aiohttp
 import structlog
 
 from metrics_collector.core.dialect import VLLM_V1
 from metrics_collector.core.exposition import PageReader
 from metrics_collector.core.targets import merge_targets
 from metrics_collector.shell.archive import Archive
-from metrics_collector.shell.fetch import Fetcher
 from metrics_collector.shell.metrics import FleetMetrics, ScrapeMetrics
 from metrics_collector.shell.publisher import Publisher
+from metrics_collector.shell.rules import RulesByService, raise_file_limit
 from metrics_collector.shell.scraper import Scraper
 from metrics_collector.shell.servicer import SERVICE_NAME, CollectorServicer
 from metrics_collector.shell.settings import CollectorSettings
@@ -36,25 +35,23 @@ async def serve(settings: CollectorSettings, context: ServiceContext) -> None:
     The gRPC port is open, and NOT_SERVING, while the store is waited for.
     """
     _check_files(settings)
+    raise_file_limit()
     store = Store(settings.store_url)
     channels = {
         cluster: channel(address, tls=ClientTls.from_settings(settings))
         for cluster, address in sorted(settings.actuators.items())
     }
-    # No pool limit: one request in flight per target is the limit, and a hanging target must not hold up others.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=max(15.0, 3 * settings.scrape_interval_s))
-    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
-        try:
-            collector = _Collector(settings, context, store, session)
-            collector.actuators = [
-                ActuatorTargets(cluster, actuator_pb2_grpc.ActuatorServiceStub(one), collector.update_targets)
-                for cluster, one in channels.items()
-            ]
-            await collector.run()
-        finally:
-            for one in channels.values():
-                await one.close()
-            await store.close()
+    try:
+        collector = _Collector(settings, context, store)
+        collector.actuators = [
+            ActuatorTargets(cluster, actuator_pb2_grpc.ActuatorServiceStub(one), collector.update_targets)
+            for cluster, one in channels.items()
+        ]
+        await collector.run()
+    finally:
+        for one in channels.values():
+            await one.close()
+        await store.close()
 
 
 def _check_files(settings: CollectorSettings) -> None:
@@ -70,9 +67,7 @@ def _check_files(settings: CollectorSettings) -> None:
 class _Collector:
     """The parts, wired."""
 
-    def __init__(
-        self, settings: CollectorSettings, context: ServiceContext, store: Store, session: aiohttp.ClientSession
-    ) -> None:
+    def __init__(self, settings: CollectorSettings, context: ServiceContext, store: Store) -> None:
         self._settings = settings
         self._context = context
         self._store = store
@@ -80,14 +75,8 @@ class _Collector:
         metrics = ScrapeMetrics(context.registry)
         self.actuators: list[ActuatorTargets] = []
         self._files = FileTargets(settings.targets_files, self.update_targets)
-        fetcher = Fetcher(
-            session,
-            sample_names=VLLM_V1.sample_names(),
-            filter_pages=settings.filter_pages,
-            timeout_s=settings.scrape_timeout_s,
-            max_page_bytes=settings.max_page_bytes,
-        )
-        self._scraper = Scraper(settings, fetcher, PageReader(VLLM_V1), metrics, now_s=self._clock.now_s)
+        self._rules = RulesByService(settings, VLLM_V1.sample_names())
+        self._scraper = Scraper(settings, self._rules.of, PageReader(VLLM_V1), metrics, now_s=self._clock.now_s)
         archive = Archive(
             store,
             collector=settings.collector_name,
@@ -144,6 +133,7 @@ class _Collector:
                 self._clock.run(context.stopping),
                 self._files.run(context, interval_s=settings.targets_poll_s),
                 *(one.run(context, lost_after_s=settings.actuator_lost_after_s) for one in self.actuators),
+                self._rules.run(context),
                 self._scraper.run(context.stopping),
                 self._publisher.run(context),
             )

@@ -1,13 +1,18 @@
 """What the collector can be told."""
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from metrics_collector.core.exposition import MAX_PAGE_BYTES
 from metrics_collector.core.targets import ROLES
+from metrics_collector.shell.client import Gzip
 from trimtab.api.common.v1 import types_pb2
 from trimtab.config.settings import Address, Name, ServiceSettings
+
+_TIMEOUT_SHARE = 0.8
+Interval = Annotated[float, Field(ge=0.1, le=60)]
 
 
 class CollectorSettings(ServiceSettings):
@@ -19,9 +24,18 @@ class CollectorSettings(ServiceSettings):
     actuators: dict[Name, Address] = Field({}, description="cluster=host:port of the actuators, the reference")
     targets_files: list[Path] = Field([], description="Prometheus file_sd documents, JSON or YAML; re-read on change")
     targets_poll_s: float = Field(1.0, ge=0.05, le=600, description="how often the files are looked at")
-    scrape_interval_s: float = Field(1.0, ge=0.1, le=60, description="from scrape to scrape, and window to window")
+    scrape_interval_s: Interval = Field(1.0, description="from scrape to scrape, and window to window")
+    scrape_interval_by_service: dict[Name, Interval] = Field({}, description="service=seconds, where it is another")
     scrape_timeout_s: float = Field(0.8, gt=0, le=60, description="bound of one scrape; below the interval")
-    window_s: float = Field(5.0, ge=0.2, le=600, description="length of the sliding window")
+    scrape_gzip: Gzip = Field(Gzip.AUTO, description="ask for packed full pages: of other machines, always or never")
+    scrape_token_file: Path | None = Field(None, description="bearer token for targets; re-read on change")
+    scrape_token_file_by_service: dict[Name, Path] = Field({}, description="service=file, where the token is another")
+    scrape_tls_ca_file: Path | None = Field(
+        None, description="PEM CA of targets under https://; default: the system's authorities"
+    )
+    scrape_tls_server_name: str | None = Field(None, description="name in the targets' certificates, if not the host's")
+    scrape_tls_insecure_skip_verify: bool = Field(False, description="do not check the targets' certificates")
+    window_s: float = Field(5.0, ge=0.2, le=600, description="length of the sliding window; at least two intervals")
     max_page_bytes: int = Field(MAX_PAGE_BYTES, ge=1024, le=MAX_PAGE_BYTES, description="largest page, unpacked")
     max_backoff_s: float = Field(5.0, ge=0, le=600, description="longest pause between scrapes of a failing target")
     filter_pages: bool = Field(True, description="ask /metrics/?name[]=… first; the full page where that is 404")
@@ -47,7 +61,26 @@ class CollectorSettings(ServiceSettings):
                 raise ValueError(f"stuck_after_by_role: {role!r} is none of {', '.join(ROLES)}")
             if not self.scrape_interval_s <= seconds <= 3600:
                 raise ValueError(f"stuck_after_by_role: {role} must lie between scrape_interval_s and 3600")
+        shortest_s = min([self.stuck_after_s, *self.stuck_after_by_role.values()])
+        for service, interval_s in self.scrape_interval_by_service.items():
+            if shortest_s < interval_s:
+                raise ValueError(
+                    f"scrape_interval_by_service: {service} is scraped every {interval_s:g} s, but gauges count as "
+                    f"stuck after {shortest_s:g} s: raise stuck_after_s and stuck_after_by_role"
+                )
         return self
+
+    def interval_of(self, service: str) -> float:
+        """From scrape to scrape and from window to window of a service, in seconds."""
+        return self.scrape_interval_by_service.get(service, self.scrape_interval_s)
+
+    def timeout_of(self, service: str) -> float:
+        """Bound of one scrape of a service in seconds, below its interval."""
+        return min(self.scrape_timeout_s, _TIMEOUT_SHARE * self.interval_of(service))
+
+    def window_of(self, service: str) -> float:
+        """Length of a service's windows in seconds: those of a service that is scraped rarely hold two scrapes."""
+        return max(self.window_s, 2 * self.interval_of(service))
 
     def stuck_after(self, role: "types_pb2.Role.ValueType") -> float:
         """Longest iteration of a role, in seconds."""
