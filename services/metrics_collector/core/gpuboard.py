@@ -1,0 +1,155 @@
+"""The GPUs of all nodes over time: averages over a window, and each replica's share of them.
+
+    board = GpuBoard(keep_s=10)
+    board.put("node-a", read_gpu_page(page), at_s=now)
+    window = board.window(Window(start_s=…, end_s=…))
+    window.for_replicas([GpuClaim(replica="chat-0", node="node-a", gpu_indices=(0, 1), counts=True), …])
+
+A value is averaged over time by trapezoids between its readings inside the window, as every gauge of the collector. A
+replica's ratios are means over its GPUs and its power is their sum; when one of its GPUs lacks a value the replica
+lacks it too, since half of a sum would pass for a smaller sum.
+
+Several replicas can lie on one GPU, of which the awake ones use it. A replica that does not count (asleep, not
+routable) gets nothing. Where several that count share a GPU its power is divided evenly among them, so that power
+adds up to what the cards draw; its ratios are what they are for each of them.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from metrics_collector.core.gpus import GpuReading
+
+MAX_NODES = 100_000
+MAX_READINGS = 512
+
+
+class GpuAverages(NamedTuple):
+    """One GPU, or one replica's GPUs, over a window; None where it is not known."""
+
+    utilisation_ratio: float | None = None
+    sm_activity_ratio: float | None = None
+    power_w: float | None = None
+    memory_ratio: float | None = None
+
+
+_UNKNOWN = GpuAverages()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuClaim:
+    """Which GPUs a replica lies on. ``counts`` is the caller's word that it is awake and uses them."""
+
+    replica: str
+    node: str
+    gpu_indices: tuple[int, ...]
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWindow:
+    """The GPUs that were read inside a window, by node and index."""
+
+    gpus: Mapping[tuple[str, int], GpuAverages]
+
+    def for_replica(self, node: str, gpu_indices: Sequence[int]) -> GpuAverages:
+        """The averages of a replica that has these GPUs for itself."""
+        return self._over(node, gpu_indices, Counter())
+
+    def for_replicas(self, claims: Iterable[GpuClaim]) -> dict[str, GpuAverages]:
+        """The averages of every replica that counts, by name."""
+        counting = [claim for claim in claims if claim.counts]
+        users = Counter((claim.node, index) for claim in counting for index in claim.gpu_indices)
+        return {claim.replica: self._over(claim.node, claim.gpu_indices, users) for claim in counting}
+
+    def _over(self, node: str, gpu_indices: Sequence[int], users: Counter[tuple[str, int]]) -> GpuAverages:
+        if not gpu_indices:
+            return _UNKNOWN
+        places = [(node, index) for index in gpu_indices]
+        gpus = [self.gpus.get(place, _UNKNOWN) for place in places]
+        shares = [
+            None if gpu.power_w is None else gpu.power_w / max(1, users[place])
+            for place, gpu in zip(places, gpus, strict=True)
+        ]
+        power_w = _mean(shares)
+        return GpuAverages(
+            utilisation_ratio=_mean([gpu.utilisation_ratio for gpu in gpus]),
+            sm_activity_ratio=_mean([gpu.sm_activity_ratio for gpu in gpus]),
+            power_w=None if power_w is None else power_w * len(shares),
+            memory_ratio=_mean([gpu.memory_ratio for gpu in gpus]),
+        )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None when one is not known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
+@dataclass(slots=True)
+class _Node:
+    readings: deque[tuple[float, GpuReading]] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
+
+
+class GpuBoard:
+    """The readings of the last ``keep_s`` seconds of every node, at most ``MAX_READINGS`` each. It holds state, and
+    does no I/O."""
+
+    def __init__(self, *, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._nodes: dict[str, _Node] = {}
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have readings."""
+        return len(self._nodes)
+
+    def put(self, node: str, reading: GpuReading, *, at_s: float) -> bool:
+        """A page of ``node`` was read at ``at_s``. False when it was not taken: it is not newer than the last one, or
+        there are ``MAX_NODES`` others."""
+        known = self._nodes.get(node)
+        if known is None:
+            if len(self._nodes) >= MAX_NODES:
+                return False
+            known = self._nodes[node] = _Node()
+        readings = known.readings
+        if readings and at_s <= readings[-1][0]:
+            return False
+        readings.append((at_s, reading))
+        while readings[0][0] < at_s - self._keep_s:
+            readings.popleft()
+        return True
+
+    def remove(self, node: str) -> None:
+        """The node's exporter is no target any more; harmless when it never was."""
+        self._nodes.pop(node, None)
+
+    def window(self, start_s: float, end_s: float) -> GpuWindow:
+        """The averages over (start, end] of every GPU read inside it."""
+        gpus: dict[tuple[str, int], GpuAverages] = {}
+        for node, known in self._nodes.items():
+            inside = [(at_s, reading.gpus) for at_s, reading in known.readings if start_s < at_s <= end_s]
+            for index in sorted({index for _, reading in inside for index in reading}):
+                series = [(at_s, reading[index]) for at_s, reading in inside if index in reading]
+                gpus[node, index] = GpuAverages(
+                    *(
+                        _time_average([(at_s, values[column]) for at_s, values in series])
+                        for column in range(len(GpuAverages._fields))
+                    )
+                )
+        return GpuWindow(gpus)
+
+
+def _time_average(points: Sequence[tuple[float, float]]) -> float | None:
+    """Over the readings that have a number: by trapezoids; one stands for itself; None for none."""
+    known = [(at_s, value) for at_s, value in points if not math.isnan(value)]
+    if not known:
+        return None
+    span_s = known[-1][0] - known[0][0]
+    if span_s <= 0:
+        return known[0][1]
+    area = math.fsum((now_s - then_s) * (then + now) / 2 for (then_s, then), (now_s, now) in pairwise(known))
+    return area / span_s

@@ -1,0 +1,151 @@
+"""The page of a GPU exporter (DCGM exporter): what each GPU of a node does.
+
+A page is one node's. Of its hundred families seven are read, and of their labels two: ``gpu``, the index that
+replicas are placed by, and ``GPU_I_ID``. A series with the latter describes an instance of a partitioned GPU (MIG); a
+replica is placed on whole GPUs, so instances are left out, and a partitioned GPU has only what its own series say.
+
+Where a GPU is shared between pods the exporter repeats its series with other labels: equal numbers count once,
+different ones are refused. A number that is not finite, negative or absurd is refused too; DCGM writes a field that
+it could not read as a very large number. What is refused or not there is NaN in a reading, and nowhere else.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+MAX_GPU_INDEX = 1023
+_MAX_POWER_W = 10_000.0
+_MAX_MEMORY_MIB = float(16 * 1024 * 1024)
+
+
+class _Family(NamedTuple):
+    """One field of DCGM: the largest number that can be meant, and what one of it is in our unit."""
+
+    name: bytes
+    most: float
+    scale: float = 1.0
+
+
+_UTILISATION = _Family(b"DCGM_FI_DEV_GPU_UTIL", 100.0, 0.01)
+_ENGINE_ACTIVE = _Family(b"DCGM_FI_PROF_GR_ENGINE_ACTIVE", 1.0)
+_SM_ACTIVE = _Family(b"DCGM_FI_PROF_SM_ACTIVE", 1.0)
+_POWER = _Family(b"DCGM_FI_DEV_POWER_USAGE", _MAX_POWER_W)
+_USED = _Family(b"DCGM_FI_DEV_FB_USED", _MAX_MEMORY_MIB)
+_FREE = _Family(b"DCGM_FI_DEV_FB_FREE", _MAX_MEMORY_MIB)
+_RESERVED = _Family(b"DCGM_FI_DEV_FB_RESERVED", _MAX_MEMORY_MIB)
+_FAMILIES = (_UTILISATION, _ENGINE_ACTIVE, _SM_ACTIVE, _POWER, _USED, _FREE, _RESERVED)
+
+_LABEL = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"[, ]*')
+_NUMBER = re.compile(rb"[0-9]{1,4}")
+
+
+class GpuPageError(ValueError):
+    """A page is refused as a whole; the message is one line."""
+
+
+class GpuValues(NamedTuple):
+    """One GPU at one moment; NaN where absent. Ratios go from 0 to 1.
+
+    ``utilisation_ratio`` is the share of time in which a kernel ran, ``sm_activity_ratio`` the share of streaming
+    multiprocessors that had work, ``memory_ratio`` the framebuffer in use over the framebuffer there is.
+    """
+
+    utilisation_ratio: float
+    sm_activity_ratio: float
+    power_w: float
+    memory_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One page: the GPUs of a node by index. ``rejected`` counts the numbers that were refused."""
+
+    gpus: Mapping[int, GpuValues]
+    rejected: int = 0
+
+
+def read_gpu_page(page: bytes) -> GpuReading:
+    """What a page of the exporter says. Raises ``GpuPageError`` when it names no GPU in any family read here.
+
+    The format is the exporter's: a sample's name at the beginning of its line, its labels right after it, its value
+    after one space.
+    """
+    text = b"\n" + page
+    found: dict[_Family, dict[int, float]] = {}
+    rejected = 0
+    for family in _FAMILIES:
+        found[family], refused = _read_family(text, family)
+        rejected += refused
+    indices = sorted(set().union(*found.values()))
+    if not indices:
+        raise GpuPageError("no GPU on the page: none of the families of DCGM that are read, with a label gpu")
+    return GpuReading(MappingProxyType({index: _values(found, index) for index in indices}), rejected)
+
+
+def _read_family(text: bytes, family: _Family) -> tuple[dict[int, float], int]:
+    """(GPU → number in our unit, NaN where refused; how many were refused)."""
+    needle = b"\n" + family.name + b"{"
+    found: dict[int, float] = {}
+    refused: set[int] = set()
+    start = text.find(needle)
+    while start >= 0:
+        start += len(needle)
+        end = text.find(b"\n", start)
+        end = len(text) if end < 0 else end
+        close = text.rfind(b"}", start, end)
+        index = _gpu_index(text[start:close]) if close >= 0 else None
+        if index is not None:
+            number = _number(text[close + 1 : end], family.most) * family.scale
+            if found.setdefault(index, number) != number or math.isnan(number):
+                refused.add(index)
+        # The newline that ends this line begins the next one.
+        start = text.find(needle, end)
+    for index in refused:
+        found[index] = math.nan
+    return found, len(refused)
+
+
+@lru_cache(maxsize=65_536)
+def _gpu_index(labels: bytes) -> int | None:
+    """The whole GPU that a series is about; None for an instance of one and for what is no GPU.
+
+    A node writes the same labels for a GPU in every family and on every page.
+    """
+    named = dict(_LABEL.findall(labels))
+    index = named.get(b"gpu", b"")
+    if named.get(b"GPU_I_ID") or _NUMBER.fullmatch(index) is None:
+        return None
+    return int(index) if int(index) <= MAX_GPU_INDEX else None
+
+
+def _number(text: bytes, most: float) -> float:
+    """A sample's value; NaN when it is none, or not between 0 and ``most``."""
+    try:
+        number = float(text.split(None, 1)[0])
+    except (ValueError, IndexError):
+        return math.nan
+    return number if 0 <= number <= most else math.nan
+
+
+def _values(found: Mapping[_Family, Mapping[int, float]], index: int) -> GpuValues:
+    def of(family: _Family) -> float:
+        return found[family].get(index, math.nan)
+
+    utilisation = of(_UTILISATION)
+    return GpuValues(
+        # A partitioned GPU has no utilisation; the profiler's counter says the same of the whole of it.
+        utilisation_ratio=of(_ENGINE_ACTIVE) if math.isnan(utilisation) else utilisation,
+        sm_activity_ratio=of(_SM_ACTIVE),
+        power_w=of(_POWER),
+        # Older exporters do not show what the driver keeps for itself; a number that was refused is another matter.
+        memory_ratio=_memory_ratio(of(_USED), of(_FREE), found[_RESERVED].get(index, 0.0)),
+    )
+
+
+def _memory_ratio(used_mib: float, free_mib: float, reserved_mib: float) -> float:
+    there_is = used_mib + free_mib + reserved_mib
+    return used_mib / there_is if there_is > 0 else math.nan
