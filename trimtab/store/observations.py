@@ -1,7 +1,9 @@
-"""One pure merge of what several collectors wrote about one role's window.
+"""One pure merge of what several collectors wrote about one role's window, and of a service's roles.
 
 Collectors write sums, never averages, so that merging is adding; quantiles are taken last, from merged buckets. The
 policy engine and the collector's API call the same function, and see the same numbers.
+
+All sums come from windows that end at the same moment (``trimtab.store.common_window``).
 
 m of "n of m" is the number of replicas the caller expects (the routable ones of the actuators), or, without that, the
 number the collectors counted. The quality of a value, the first that applies:
@@ -12,64 +14,87 @@ number the collectors counted. The quality of a value, the first that applies:
     a replica is new          WARMING
     else                      OK
 
+Requests that wait at sleepers are demand, not capacity: there n of m are the sleepers.
+
 NaN, infinities and negatives are refused: such a signal of such a partial counts as not reported.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.store.common_window import choose, microseconds
 
-__all__ = ["age_s", "histogram_quantile", "merge", "signal", "window_end_s"]
+__all__ = ["age_s", "histogram_quantile", "merge", "merge_service", "signal", "window_end_s"]
 
-RATIO_SIGNALS = frozenset({pb.SIGNAL_KV_USAGE_RATIO, pb.SIGNAL_PREFIX_HIT_RATIO})
+RATIO_SIGNALS = frozenset(
+    {
+        pb.SIGNAL_KV_USAGE_RATIO,
+        pb.SIGNAL_PREFIX_HIT_RATIO,
+        pb.SIGNAL_GPU_UTILISATION_RATIO,
+        pb.SIGNAL_SM_ACTIVITY_RATIO,
+        pb.SIGNAL_GPU_MEMORY_RATIO,
+    }
+)
 """Signals whose value is ``sum / weight``."""
 
-FORGET_S = 60.0
-"""A collector that has been silent for so much longer than the others is gone, and its replicas with it."""
+# More replicas than a role can have.
+_MANY = 1e9
+# Where a request of a service passes several roles, one of them says it: the last for what is finished, the first for
+# what is waited for.
+_LAST_ROLES = frozenset({types_pb2.ROLE_COLOCATED, types_pb2.ROLE_DECODE})
+_FIRST_ROLES = frozenset({types_pb2.ROLE_COLOCATED, types_pb2.ROLE_PREFILL, types_pb2.ROLE_PREFILL_ATTENTION})
+_SIGNAL_ROLES: Mapping["pb.Signal.ValueType", Collection["types_pb2.Role.ValueType"]] = {
+    pb.SIGNAL_REQUEST_RPS: _LAST_ROLES
+}
+_LATENCY_ROLES: Mapping["pb.Latency.ValueType", Collection["types_pb2.Role.ValueType"]] = {
+    pb.LATENCY_TTFT: _FIRST_ROLES,
+    pb.LATENCY_QUEUE: _FIRST_ROLES,
+    pb.LATENCY_TBT: _LAST_ROLES,
+    pb.LATENCY_TPOT: _LAST_ROLES,
+    pb.LATENCY_E2E: _LAST_ROLES,
+}
 
 
 def merge(partials: Sequence[pb.RolePartial], *, expected: Collection[str] | None = None) -> pb.RoleObservation:
     """The observation that ``partials`` (at least one, all of one service and role) amount to.
 
-    The newest partial of each collector counts. One whose window ended before the newest window began is too old, and
-    its replicas are missing (after ``FORGET_S``, forgotten). Where two collectors report the same replica, only the
-    newer partial counts (at a tie the one with more replicas, then by name): sums cannot be taken apart, and counting
-    twice is worse than "partial".
+    Give the two newest partials of each collector.
     Raises ``ValueError`` for no partial and for partials of different roles.
     """
     if not partials:
         raise ValueError("no partial to merge: a role that nobody observed has no observation")
     if len({(partial.service, partial.role) for partial in partials}) > 1:
         raise ValueError("partials of different services or roles cannot be merged")
-    chosen, dropped = _choose(partials)
-    reported = sorted({name for partial in chosen for name in partial.reported_replicas})
-    counted = set(reported).union(*(set(partial.missing_replicas) for partial in chosen))
-    counted.update(name for partial in dropped for name in (*partial.reported_replicas, *partial.missing_replicas))
-    wanted = counted if expected is None else set(expected)
-    coverage = _Coverage(expected=len(wanted), strangers=len(set(reported) - wanted))
-    observation = pb.RoleObservation(
-        service=chosen[0].service,
-        role=chosen[0].role,
-        replica_revisions=_oldest_revisions(chosen),
-        reported_replicas=[name for name in reported if name in wanted],
-        missing_replicas=sorted(wanted - set(reported)),
-    )
-    observation.window_start.FromMicroseconds(min(_microseconds(partial.window_start) for partial in chosen))
-    observation.window_end.FromMicroseconds(max(_microseconds(partial.window_end) for partial in chosen))
-    for name in sorted({item.signal for partial in chosen for item in partial.signals}):
-        items = [item for partial in chosen for item in partial.signals if item.signal == name]
-        observation.signals.append(_merge_signal(name, items, coverage))
-    resets = max((item.reset for partial in chosen for item in partial.signals), default=0)
-    for latency in sorted({item.latency for partial in chosen for item in partial.latencies}):
-        histograms = [item for partial in chosen for item in partial.latencies if item.latency == latency]
-        observation.latencies.append(_merge_latency(latency, histograms, coverage, len(reported), resets))
-    return observation
+    parts = [_part(partials, expected)]
+    return _observe(parts, role=partials[0].role)
+
+
+def merge_service(
+    partials: Sequence[pb.RolePartial],
+    *,
+    expected: Mapping["types_pb2.Role.ValueType", Collection[str]] | None = None,
+) -> pb.RoleObservation:
+    """One service over its roles, from partials of any of them: an observation whose role is unspecified.
+
+    What roles do is added; n of m count the replicas of all roles. Finished requests, TBT, TPOT and E2E are those of
+    the roles that finish requests (colocated, decode), TTFT and the queue time those of the roles that take them in
+    (colocated, prefill): one request is not counted in two roles. Front doors are left out. ``expected`` is by role.
+    Raises ``ValueError`` for no partial of a role and for partials of different services.
+    """
+    by_role: dict[types_pb2.Role.ValueType, list[pb.RolePartial]] = {}
+    for partial in partials:
+        if partial.role != types_pb2.ROLE_UNSPECIFIED:
+            by_role.setdefault(partial.role, []).append(partial)
+    if not by_role:
+        raise ValueError("no partial to merge: a service that nobody observed has no observation")
+    if len({partial.service for own in by_role.values() for partial in own}) > 1:
+        raise ValueError("partials of different services cannot be merged")
+    parts = [_part(by_role[role], None if expected is None else expected.get(role, ())) for role in sorted(by_role)]
+    return _observe(parts, role=types_pb2.ROLE_UNSPECIFIED)
 
 
 def signal(observation: pb.RoleObservation, wanted: "pb.Signal.ValueType") -> types_pb2.Measurement:
@@ -82,7 +107,7 @@ def signal(observation: pb.RoleObservation, wanted: "pb.Signal.ValueType") -> ty
 
 def window_end_s(observation: pb.RoleObservation) -> float:
     """End of the window: Unix seconds on the store's clock."""
-    return _microseconds(observation.window_end) / 1e6
+    return microseconds(observation.window_end) / 1e6
 
 
 def age_s(observation: pb.RoleObservation, now_s: float) -> float:
@@ -122,40 +147,78 @@ class _Coverage:
     """m, and how many of the reporting replicas are not among the expected ones."""
 
     expected: int
-    strangers: int
+    strangers: int = 0
 
     def reported(self, contributors: int) -> int:
         """n: contributors that are expected. Which ones a sum holds is not known, so strangers count against it."""
         return min(max(0, contributors - self.strangers), self.expected)
 
 
-def _choose(partials: Sequence[pb.RolePartial]) -> tuple[list[pb.RolePartial], list[pb.RolePartial]]:
-    """(those that count, newest first; those that are too old)."""
-    newest: dict[str, pb.RolePartial] = {}
-    for partial in partials:
-        known = newest.get(partial.collector)
-        if known is None or _microseconds(partial.window_end) > _microseconds(known.window_end):
-            newest[partial.collector] = partial
-    ordered = sorted(
-        newest.values(),
-        key=lambda partial: (-_microseconds(partial.window_end), -len(partial.reported_replicas), partial.collector),
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One role's partials that count, all of one window, with the replicas in them and those wanted."""
+
+    role: "types_pb2.Role.ValueType"
+    chosen: Sequence[pb.RolePartial]
+    reported: frozenset[str]
+    wanted: frozenset[str]
+
+
+def _part(partials: Sequence[pb.RolePartial], expected: Collection[str] | None) -> _Part:
+    chosen, left_out = choose(partials)
+    reported = frozenset(name for partial in chosen for name in partial.reported_replicas)
+    if expected is None:
+        named = (*chosen, *left_out)
+        wanted = reported.union(*((*partial.reported_replicas, *partial.missing_replicas) for partial in named))
+    else:
+        wanted = frozenset(expected)
+    return _Part(role=partials[0].role, chosen=chosen, reported=reported, wanted=wanted)
+
+
+def _observe(parts: Sequence[_Part], *, role: "types_pb2.Role.ValueType") -> pb.RoleObservation:
+    """What one role, or several of one service, amount to."""
+    chosen = [partial for part in parts for partial in part.chosen]
+    observation = pb.RoleObservation(
+        service=chosen[0].service,
+        role=role,
+        replica_revisions=_oldest_revisions(chosen),
+        reported_replicas=sorted(name for part in parts for name in part.reported & part.wanted),
+        missing_replicas=sorted(name for part in parts for name in part.wanted - part.reported),
     )
-    begin = _microseconds(ordered[0].window_start)
-    chosen: list[pb.RolePartial] = []
-    dropped: list[pb.RolePartial] = []
-    covered: set[str] = set()
-    for partial in ordered:
-        end = _microseconds(partial.window_end)
-        if chosen and end <= begin - FORGET_S * 1e6:
-            continue
-        if chosen and end <= begin:
-            dropped.append(partial)
-        elif not covered.intersection(partial.reported_replicas):
-            chosen.append(partial)
-            covered.update(partial.reported_replicas)
-        else:
-            dropped.append(partial)
-    return chosen, dropped
+    observation.window_start.FromMicroseconds(min(microseconds(partial.window_start) for partial in chosen))
+    observation.window_end.FromMicroseconds(max(microseconds(partial.window_end) for partial in chosen))
+    for name in sorted({item.signal for partial in chosen for item in partial.signals}):
+        speaking = _speaking(parts, _SIGNAL_ROLES.get(name))
+        items = [item for part in speaking for partial in part.chosen for item in partial.signals]
+        own = [item for item in items if item.signal == name]
+        observation.signals.append(_merge_signal(name, own, _coverage(name, own, speaking)))
+    for latency in sorted({item.latency for partial in chosen for item in partial.latencies}):
+        speaking = _speaking(parts, _LATENCY_ROLES.get(latency))
+        histograms = [item for part in speaking for partial in part.chosen for item in partial.latencies]
+        observation.latencies.append(
+            _merge_latency(latency, [item for item in histograms if item.latency == latency], speaking)
+        )
+    return observation
+
+
+def _speaking(parts: Sequence[_Part], roles: Collection["types_pb2.Role.ValueType"] | None) -> Sequence[_Part]:
+    """The parts whose word counts: those of ``roles`` where a service has several, and one of them is among these."""
+    if roles is None or len(parts) == 1:
+        return parts
+    return [part for part in parts if part.role in roles] or parts
+
+
+def _coverage(name: "pb.Signal.ValueType", items: Sequence[pb.SignalPartial], parts: Sequence[_Part]) -> _Coverage:
+    if name == pb.SIGNAL_ASLEEP_LOAD:
+        return _Coverage(expected=round(sum(item.weight for item in items if 0 <= item.weight < _MANY)))
+    return _coverage_of(parts)
+
+
+def _coverage_of(parts: Sequence[_Part]) -> _Coverage:
+    return _Coverage(
+        expected=sum(len(part.wanted) for part in parts),
+        strangers=sum(len(part.reported - part.wanted) for part in parts),
+    )
 
 
 def _oldest_revisions(partials: Iterable[pb.RolePartial]) -> dict[str, int]:
@@ -210,14 +273,15 @@ def _merge_signal(
 
 
 def _merge_latency(
-    latency: "pb.Latency.ValueType",
-    items: Sequence[pb.LatencyPartial],
-    coverage: _Coverage,
-    contributors: int,
-    resets: int,
+    latency: "pb.Latency.ValueType", items: Sequence[pb.LatencyPartial], parts: Sequence[_Part]
 ) -> pb.LatencyValue:
     good = [item for item in items if _sane_histogram(item)]
-    tally = _Tally(reported=contributors if good else 0, reset=resets, refused=len(items) - len(good))
+    tally = _Tally(
+        reported=sum(len(part.reported) for part in parts) if good else 0,
+        reset=max((item.reset for part in parts for partial in part.chosen for item in partial.signals), default=0),
+        refused=len(items) - len(good),
+    )
+    coverage = _coverage_of(parts)
     bounds, cumulative = _add_histograms(good)
     count = cumulative[-1] if cumulative and _sane(cumulative[-1]) else 0.0
     if count == 0:
@@ -302,7 +366,3 @@ def _sane_histogram(item: pb.LatencyPartial) -> bool:
         and all(_sane(increase) for increase in item.increases)
         and _sane(item.sum_s)
     )
-
-
-def _microseconds(timestamp: Timestamp) -> int:
-    return timestamp.ToMicroseconds()
