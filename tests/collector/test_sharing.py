@@ -67,7 +67,7 @@ def test_who_shares(members: list[Member], at_s: float, expected: tuple[str, ...
 
 
 def test_a_lease_outlasts_an_interval_and_is_over_within_two() -> None:
-    assert [lease_s(interval_s) for interval_s in (0.2, 1.0, 5.0)] == [1.0, 2.0, 10.0]
+    assert [lease_s(interval_s) for interval_s in (0.2, 1.0, 4.0)] == [1.0, 1.25, 5.0]
 
 
 def test_members_are_read_and_what_is_none_is_passed_over() -> None:

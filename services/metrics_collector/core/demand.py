@@ -5,7 +5,7 @@ the time that they cover; what is held is each gateway's last word. A gateway th
 ``expiry_s`` is left out; when the last one of a service is, the service's demand is missing, not zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metrics_collector.core.partials import set_window
@@ -58,6 +58,17 @@ def forget(board: DemandBoard, *, now_s: float, forget_s: float = FORGET_S) -> D
         if kept:
             services[service] = kept
     return DemandBoard(services)
+
+
+def without(board: DemandBoard, gateways: Collection[str]) -> DemandBoard:
+    """``board`` without ``gateways``, which report to another collector by now: counted there, they are not here."""
+    if not gateways:
+        return board
+    services = {
+        service: {name: reports for name, reports in known.items() if name not in gateways}
+        for service, known in board.services.items()
+    }
+    return DemandBoard({service: known for service, known in services.items() if known})
 
 
 def front_door_partials(board: DemandBoard, window: Window, *, collector: str, expiry_s: float) -> list[pb.RolePartial]:

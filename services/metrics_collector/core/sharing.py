@@ -7,8 +7,8 @@ a member that comes or goes moves its own share and nothing else. Nobody leads.
 They agree on the members because these change only at moments that all can know beforehand:
 
 * A member that joined counts from two intervals after its lease began, when every other one has read of it.
-* One that died, or cannot reach the store, counts until its lease is over. A lease lasts longer than an interval, so
-  that every other one has read its end before. The holder of a lease that is over reports nothing.
+* One that died, or cannot reach the store, counts until its lease is over, which every other one has read before. The
+  holder of a lease that is over reports nothing.
 * One that leaves in order ends its lease at once. Only its own targets move then, so that it does no harm when one
   reads of it a round later than another.
 
@@ -23,7 +23,10 @@ from dataclasses import dataclass
 JOIN_INTERVALS = 2
 """After so many a new member counts."""
 
-LEASE_INTERVALS = 2
+LEASE_INTERVALS = 1.25
+"""A lease is renewed twice an interval, and shares are reckoned in the middle of each: whoever dies loses its share
+within two intervals."""
+
 MIN_LEASE_S = 1.0
 """Shorter leases would fall to a machine that is busy for a moment."""
 
@@ -53,7 +56,7 @@ class Member:
 
 
 def lease_s(interval_s: float) -> float:
-    """How long a lease lasts from its renewal, which comes once an interval."""
+    """How long a lease lasts from its renewal."""
     return max(MIN_LEASE_S, LEASE_INTERVALS * interval_s)
 
 
