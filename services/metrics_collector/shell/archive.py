@@ -6,7 +6,7 @@ together, so that a collector that dies in between has written both or neither. 
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import structlog
@@ -38,9 +38,27 @@ _Command = tuple[str | bytes | int, ...]
 
 
 class Archive:
-    """Reads and writes observations and samples. Every method raises ``StoreUnavailable``."""
+    """Reads and writes observations and samples. Every method raises ``StoreUnavailable``.
 
-    def __init__(self, store: Store, *, collector: str, history_windows: int, history_retention_s: float) -> None:
+    Where targets are shared: ``may_write`` says whether this collector's lease holds, without which nothing is
+    written; ``elsewhere`` names the replicas that other collectors scrape, whose samples these go on from and which
+    are not removed; ``collectors`` is how many add to one history.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        collector: str,
+        history_windows: int,
+        history_retention_s: float,
+        may_write: Callable[[], bool] = lambda: True,
+        elsewhere: Callable[[], Mapping[RoleKey, Collection[str]]] = dict,
+        collectors: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._may_write = may_write
+        self._elsewhere = elsewhere
+        self._collectors = collectors
         self._store = store
         self._collector = collector
         self._history_windows = history_windows
@@ -60,24 +78,23 @@ class Archive:
         *,
         at_s: float,
         schemas: Iterable[Schema] = (),
-        elsewhere: Mapping[RoleKey, Collection[str]] | None = None,
-        collectors: int = 1,
     ) -> list[pb.RoleObservation]:
         """Write one round; gives the merged observation of every role known to the store, in order.
 
         ``schemas`` are those of the samples (``core.samples.encode``). A role or replica that was in the last round
-        and is not in this one is removed, but for ``elsewhere``: replicas that another collector scrapes by now, whose
-        samples it goes on from. ``collectors`` share one history, each of them adding a window.
+        and is not in this one is removed, but for replicas that are elsewhere by now.
         """
+        if not self._may_write():
+            return await self._read_back((), at_s=at_s)
         mine = {RoleKey(service=partial.service, role=partial.role): partial for partial in partials}
         written = _by_role(samples)
-        commands = [self._schema_command(schemas)] if self._new(schemas) else []
-        await self._execute(commands)
+        elsewhere, collectors = self._elsewhere(), self._collectors()
+        await self._execute([self._schema_command(schemas)] if self._new(schemas) else [])
         newest: dict[RoleKey, bytes] = {}
         queued: list[_Command] = []
         size = 0
         for key in sorted(mine.keys() | written.keys() | self._newest.keys() | self._replicas.keys(), key=_order):
-            batch = self._sample_commands(key, written.get(key, {}), (elsewhere or {}).get(key, ()))
+            batch = self._sample_commands(key, written.get(key, {}), elsewhere.get(key, ()))
             if key in mine:
                 newest[key] = mine[key].SerializeToString()
                 batch += self._partial_commands(key, newest[key], at_s=at_s, collectors=collectors)
