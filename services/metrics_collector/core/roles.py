@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metrics_collector.core.counting import Bools, Floats, Ints
+from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Verdicts
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN, SIGNALS, ReplicaWindows
 from metrics_collector.core.schema import COUNTERS, SCALARS, Counter, Latency
@@ -37,7 +38,7 @@ GPU_SIGNALS: tuple["pb.Signal.ValueType", ...] = (
     pb.SIGNAL_GPU_POWER_W,
     pb.SIGNAL_GPU_MEMORY_RATIO,
 )
-"""The order in which the GPU readings of a replica are given: means over its GPUs, the power their sum."""
+"""The order of ``GpuAverages``."""
 _PAGE_SIGNALS: tuple["pb.Signal.ValueType", ...] = (
     pb.SIGNAL_PREFILL_TPS,
     pb.SIGNAL_PREFILL_CACHED_TPS,
@@ -98,17 +99,18 @@ class Roster:
 
 
 def replica_values(
-    roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, gpus: Mapping[str, Sequence[float]] | None
+    roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, gpus: Mapping[str, GpuAverages] | None
 ) -> Floats:
     """Every signal of every replica, (n, len(SIGNALS)); NaN where there is none.
 
-    ``gpus`` is target id → readings in the order of ``GPU_SIGNALS``, NaN where absent.
+    ``gpus`` is replica → averages over its GPUs in the window.
     """
     values = windows.values.copy()
     values[:, _SLEEPERS] = verdicts.asleep_load
-    absent = (np.nan,) * len(GPU_SIGNALS)
     if gpus:
-        readings = np.array([gpus.get(name, absent) for name in roster.target_ids], dtype=np.float64)
+        nothing = GpuAverages()
+        # None becomes NaN.
+        readings = np.array([gpus.get(target.replica, nothing) for target in roster.targets], dtype=np.float64)
         values[:, _GPU_COLUMNS] = np.where(np.isfinite(readings) & (readings >= 0), readings, np.nan)
     return values
 
