@@ -228,6 +228,15 @@ def read_file_sd(path: Path) -> tuple[FileSdTarget, ...]:
     return parse_file_sd(documents[0] if documents else [], file=str(path))
 
 
+def parse_http_sd(body: bytes, *, url: str) -> tuple[FileSdTarget, ...]:
+    """The servers of a Prometheus ``http_sd`` answer, which is the same document in JSON. Raises ``FileSdError``."""
+    try:
+        document = _parse_json(body.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileSdError(f"{url}: not JSON: {error}") from error
+    return parse_file_sd(document, file=url)
+
+
 def _parse_json(text: str) -> object:
     def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
