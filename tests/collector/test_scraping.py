@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from metrics_collector.core.dialect import VLLM_V1
-from metrics_collector.core.exposition import PageReader
+from metrics_collector.core.oldpage import PageReader, load_dialects
+from metrics_collector.core.rounds import ClosedSlice, close_slice, slices_of
 from metrics_collector.core.targets import Target
+from metrics_collector.core.window import Window
 from metrics_collector.shell.answer import DownError, RefusedError
 from metrics_collector.shell.client import ClientRules, Gzip, TargetClient
 from metrics_collector.shell.metrics import ScrapeMetrics
@@ -260,7 +261,7 @@ async def scraping(**overrides: object) -> AsyncIterator[Scraper]:
         {"scrape_interval_s": 0.1, "scrape_timeout_s": 0.08, "window_s": 0.5, "filter_pages": False} | overrides
     )
     rules = RulesByService(settings, NAMES)
-    scraper = Scraper(settings, rules.of, PageReader(VLLM_V1), ScrapeMetrics(CollectorRegistry()), now_s=time.time)
+    scraper = Scraper(settings, rules.of, PageReader(load_dialects()), ScrapeMetrics(CollectorRegistry()), now_s=time.time)
     stopping = asyncio.Event()
     task = asyncio.create_task(scraper.run(stopping))
     yield scraper
@@ -326,7 +327,7 @@ async def test_a_target_that_leaves_takes_its_samples_with_it(page_server, vllm_
     server = await page_server(vllm_page())
     async with scraping() as scraper:
         scraper.update({"a": target("a", server.url)})
-        await eventually(lambda: scraper.statuses["a"].series.latest is not None)
+        await eventually(lambda: scraper.statuses["a"].last_success_s is not None)
         scraper.update({})
         assert scraper.statuses == {}
         scrapes = len(server.requests)
@@ -338,10 +339,11 @@ async def test_another_address_under_the_same_name_is_another_server(page_server
     first, second = await page_server(vllm_page(generated=10**6)), await page_server(vllm_page(generated=10**6))
     async with scraping() as scraper:
         scraper.update({"a": target("a", first.url)})
-        await eventually(lambda: len(scraper.statuses["a"].series.points) >= 2)
+        await eventually(lambda: len(first.requests) >= 3)
         scraper.update({"a": target("a", second.url)})
-        assert scraper.statuses["a"].series.points == ()
-        await eventually(lambda: scraper.statuses["a"].series.latest is not None)
+        assert scraper.statuses["a"].last_success_s is None
+        assert scraper.table.levels(["a"]) == []
+        await eventually(lambda: scraper.statuses["a"].last_success_s is not None)
         assert len(second.requests) >= 1
 
 
@@ -349,16 +351,38 @@ async def test_a_changed_label_keeps_the_samples(page_server, vllm_page, eventua
     server = await page_server(vllm_page())
     async with scraping() as scraper:
         scraper.update({"a": target("a", server.url)})
-        await eventually(lambda: scraper.statuses["a"].series.latest is not None)
+        await eventually(lambda: scraper.statuses["a"].last_success_s is not None)
         scraper.update({"a": target("a", server.url, role=types_pb2.ROLE_DECODE)})
-        assert scraper.statuses["a"].series.latest is not None
+        assert scraper.statuses["a"].last_success_s is not None
+
+
+def judged(scraper: Scraper) -> ClosedSlice:
+    """Close a window over all targets, as a round does."""
+    end_s = time.time()
+    (part,) = slices_of(
+        scraper.targets.values(), collector="c", stuck_after_s=lambda key: scraper.settings.stuck_after(key.role)
+    )
+    closed = close_slice(
+        scraper.table,
+        part,
+        Window(start_s=end_s - scraper.settings.window_s, end_s=end_s),
+        states=[scraper.statuses[name].failure for name in part.roster.target_ids],
+        witnesses=scraper.witnesses,
+        gpus=None,
+        collector="c",
+        replica_revisions={},
+    )
+    scraper.judge(closed)
+    return closed
 
 
 async def test_case_5_a_wedged_server_is_shown_as_stuck(page_server, vllm_page, eventually) -> None:
     server = await page_server(vllm_page(running=7, waiting=200, generated=70))
     async with scraping(stuck_after_s=0.3) as scraper:
         scraper.update({"a": target("a", server.url)})
-        await eventually(lambda: scraper.statuses["a"].state == pb.TARGET_STATE_STUCK)
+        await eventually(lambda: len(server.requests) >= 6)
+        judged(scraper)
+        assert scraper.statuses["a"].state == pb.TARGET_STATE_STUCK
         assert "nothing has moved" in scraper.statuses["a"].last_error
 
 

@@ -8,8 +8,8 @@ the time that they cover; what is held is each gateway's last word. A gateway th
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metrics_collector.core.partials import set_window
-from metrics_collector.core.windows import Window
+from metrics_collector.core.roles import set_window
+from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 

@@ -1,22 +1,26 @@
-"""Closes a window every interval: partials and samples to the store, merged observations to the watchers.
+"""Closes windows at every interval: partials and samples to the store, merged observations to the watchers.
 
-The store may be away: a round that cannot be written is lost for the store (its window is missing there), but scraping
-goes on and the next window that is written holds right rates, since counters go on in memory.
+Services with the same interval share a round. A round is worked in slices with a turn of the loop between them, so
+that scrapes are not kept waiting. The store may be away: a round that cannot be written is lost for the store (its
+window is missing there), but scraping goes on and the next window that is written holds right rates, since counters
+go on in memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import structlog
 from redis.exceptions import ResponseError
 
 from metrics_collector.core.demand import DemandBoard, forget, front_door_partials
-from metrics_collector.core.partials import CountedReplica, RoleKey, role_partial
-from metrics_collector.core.samples import EncodedSample
-from metrics_collector.core.status import TargetStatus, replica_sample
-from metrics_collector.core.targets import Target
-from metrics_collector.core.windows import ReplicaWindow, Window, next_round, replica_window
+from metrics_collector.core.rounds import ClosedSlice, Slice, close_slice, slices_of
+from metrics_collector.core.schedule import next_round
+from metrics_collector.core.targets import RoleKey
+from metrics_collector.core.window import Window
 from metrics_collector.shell.archive import Archive
 from metrics_collector.shell.metrics import ScrapeMetrics
+from metrics_collector.shell.scraper import Scraper
 from metrics_collector.shell.settings import CollectorSettings
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.rpc.run import ServiceContext
@@ -26,29 +30,38 @@ from trimtab.store.observations import window_end_s
 log = structlog.get_logger(__name__)
 
 
+@dataclass(slots=True)
+class _Group:
+    """The services of one interval. Each group has an archive of its own: what one no longer writes, it removes."""
+
+    interval_s: float
+    archive: Archive
+    slices: list[Slice]
+    version: int = -1
+
+
 class Publisher:
     """The rounds. ``demand`` is what gateways have reported; ``observations`` the newest merged ones, by role."""
 
     def __init__(
         self,
         settings: CollectorSettings,
-        archive: Archive,
+        new_archive: Callable[[], Archive],
+        scraper: Scraper,
         metrics: ScrapeMetrics,
         *,
-        targets: Callable[[], Mapping[str, Target]],
-        statuses: Callable[[], Mapping[str, TargetStatus]],
         replica_revisions: Callable[[], Mapping[str, int]],
         now_s: Callable[[], float],
         on_observation: Callable[[pb.RoleObservation], None],
     ) -> None:
         self._settings = settings
-        self._archive = archive
+        self._scraper = scraper
         self._metrics = metrics
-        self._targets = targets
-        self._statuses = statuses
         self._replica_revisions = replica_revisions
         self._now_s = now_s
         self._on_observation = on_observation
+        intervals = {settings.scrape_interval_s, *settings.scrape_interval_by_service.values()}
+        self._groups = [_Group(interval_s, new_archive(), []) for interval_s in sorted(intervals)]
         self._store_lost = False
         self.demand = DemandBoard()
         self.observations: dict[RoleKey, pb.RoleObservation] = {}
@@ -60,18 +73,42 @@ class Publisher:
 
     async def run(self, context: ServiceContext) -> None:
         """One round per interval, at multiples of it on the store's clock, until the service stops."""
-        interval_s = self._settings.scrape_interval_s
+        async with asyncio.TaskGroup() as tasks:
+            for group in self._groups:
+                tasks.create_task(self._rounds(group, context))
+
+    async def _rounds(self, group: _Group, context: ServiceContext) -> None:
+        interval_s = group.interval_s
         number = next_round(0, self._now_s(), interval_s=interval_s)
         while not await context.pause(number * interval_s - self._now_s()):
-            await self.round(number * interval_s)
+            await self._round(group, number * interval_s)
             number = next_round(number, self._now_s(), interval_s=interval_s)
 
-    async def round(self, end_s: float) -> None:
-        """Close the window that ends at ``end_s``."""
-        window = Window(start_s=end_s - self._settings.window_s, end_s=end_s)
-        windows = {target_id: replica_window(status.series, window) for target_id, status in self._statuses().items()}
+    async def _round(self, group: _Group, end_s: float) -> None:
+        """Close the windows that end at ``end_s``."""
+        settings = self._settings
+        length_s = settings.window_s_at(group.interval_s)
+        window = Window(start_s=end_s - length_s, end_s=end_s)
+        closed: list[ClosedSlice] = []
+        for part in self._slices(group):
+            closed.append(self._close(part, window))
+            await asyncio.sleep(0)
+        self.demand = forget(self.demand, now_s=end_s)
+        partials = [partial for one in closed for partial in one.partials]
+        partials += [
+            partial
+            for partial in front_door_partials(
+                self.demand, window, collector=settings.collector_name, expiry_s=settings.demand_expiry_s
+            )
+            if settings.interval_of(partial.service) == group.interval_s
+        ]
         try:
-            merged = await self._archive.write(self._partials(window, windows), self._samples(windows), at_s=end_s)
+            merged = await group.archive.write(
+                partials,
+                [sample for one in closed for sample in one.samples],
+                at_s=end_s,
+                schemas={schema for one in closed for schema in one.schemas},
+            )
         except (StoreUnavailable, ResponseError) as error:
             # A store that refuses a write, for want of memory say, is as good as away.
             self._metrics.rounds.labels("lost").inc()
@@ -83,52 +120,48 @@ class Publisher:
         if self._store_lost:
             self._store_lost = False
             log.info("the store is back, windows are written again")
+        self._tell(merged)
+
+    def _slices(self, group: _Group) -> list[Slice]:
+        """The slices of a group, made anew when targets have changed."""
+        settings, scraper = self._settings, self._scraper
+        if group.version != scraper.version:
+            group.version = scraper.version
+            group.slices = slices_of(
+                [one for one in scraper.targets.values() if settings.interval_of(one.service) == group.interval_s],
+                collector=settings.collector_name,
+                stuck_after_s=lambda key: settings.stuck_after(key.role),
+            )
+        return group.slices
+
+    def _close(self, part: Slice, window: Window) -> ClosedSlice:
+        scraper = self._scraper
+        closed = close_slice(
+            scraper.table,
+            part,
+            window,
+            states=[scraper.statuses[target_id].failure for target_id in part.roster.target_ids],
+            witnesses=scraper.witnesses,
+            gpus={},
+            collector=self._settings.collector_name,
+            replica_revisions=self._replica_revisions(),
+        )
+        scraper.judge(closed)
+        return closed
+
+    def _tell(self, merged: list[pb.RoleObservation]) -> None:
+        before = self.observations
         self.observations = {RoleKey(service=item.service, role=item.role): item for item in merged}
-        for observation in merged:
-            self._on_observation(observation)
+        for key, observation in self.observations.items():
+            known = before.get(key)
+            if known is None or known.window_end != observation.window_end or known != observation:
+                self._on_observation(observation)
 
     def fresh(self) -> list[pb.RoleObservation]:
         """The newest observations, without those too old to say anything about now."""
-        oldest_s = self._now_s() - 2 * self._settings.window_s
-        return [item for item in self.observations.values() if window_end_s(item) > oldest_s]
-
-    def _partials(self, window: Window, windows: Mapping[str, ReplicaWindow | None]) -> list[pb.RolePartial]:
-        """This collector's partials of every role that it has targets of, and of every front door."""
-        roles: dict[RoleKey, list[CountedReplica]] = {}
-        statuses = self._statuses()
-        for target_id, target in self._targets().items():
-            if not target.placed:
-                continue
-            replicas = roles.setdefault(RoleKey(service=target.service, role=target.role), [])
-            if target.counted:
-                replicas.append(
-                    CountedReplica(
-                        replica=target.replica,
-                        window=windows[target_id],
-                        stuck=statuses[target_id].stuck,
-                        routable_by_actuator=target.routable_by_actuator,
-                    )
-                )
-        collector = self._settings.collector_name
-        revisions = self._replica_revisions()
-        found = [
-            role_partial(key, roles[key], window, collector=collector, replica_revisions=revisions)
-            for key in sorted(roles, key=lambda key: (key.service, key.role))
-        ]
-        self.demand = forget(self.demand, now_s=window.end_s)
-        return found + front_door_partials(
-            self.demand, window, collector=collector, expiry_s=self._settings.demand_expiry_s
-        )
-
-    def _samples(self, windows: Mapping[str, ReplicaWindow | None]) -> Sequence[EncodedSample]:
-        statuses = self._statuses()
-        samples = [
-            (target, replica_sample(target, statuses[target_id], windows[target_id]))
-            for target_id, target in self._targets().items()
-            if target.placed
-        ]
+        now_s, settings = self._now_s(), self._settings
         return [
-            EncodedSample(target.key, target.replica, sample.SerializeToString())
-            for target, sample in samples
-            if sample is not None
+            item
+            for item in self.observations.values()
+            if window_end_s(item) > now_s - 2 * settings.window_s_at(settings.interval_of(item.service))
         ]

@@ -10,9 +10,14 @@ from time import monotonic
 
 import structlog
 
-from metrics_collector.core.exposition import PageError, PageReader
+from metrics_collector.core.liveness import Witness, witness
+from metrics_collector.core.load import read_load
+from metrics_collector.core.oldpage import Hint, PageError, PageReader
+from metrics_collector.core.rounds import ClosedSlice
 from metrics_collector.core.schedule import SPREAD, next_due, phase, rounds_to_skip
-from metrics_collector.core.status import TargetStatus, failed, succeeded
+from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
+from metrics_collector.core.status import TargetStatus
+from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
 from metrics_collector.shell.answer import DownError
 from metrics_collector.shell.client import ClientRules, Failure, TargetClient
@@ -24,11 +29,19 @@ from trimtab.api.collector.v1 import collector_pb2 as pb
 
 log = structlog.get_logger(__name__)
 
+_AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
+# /load is asked for after so many scrapes of a server that shows no movement; of one that has none, more rarely.
+_LOAD_EVERY = 5
+_LOAD_EVERY_WITHOUT = 60
 _STATES_TOLD = (pb.TARGET_STATE_DOWN, pb.TARGET_STATE_BAD_PAGE, pb.TARGET_STATE_STUCK)
 
 
 class Scraper:
-    """Every target that has an address is scraped. ``statuses`` holds what each has shown."""
+    """Every target that has an address is scraped into ``table``. ``statuses`` holds what each has shown.
+
+    ``version`` is another one whenever ``targets`` has changed. ``witnesses`` has what is known of servers beside
+    their pages.
+    """
 
     def __init__(
         self,
@@ -45,6 +58,9 @@ class Scraper:
         self.now_s = now_s
         self._rules = rules
         self._wheel = Wheel()
+        self.table = SeriesTable(rows=settings.ring_rows)
+        self.witnesses: dict[str, Witness] = {}
+        self.version = 0
         self._scrapes: dict[str, _Scrape] = {}
         self.targets: dict[str, Target] = {}
         self.statuses: dict[str, TargetStatus] = {}
@@ -52,6 +68,7 @@ class Scraper:
     def update(self, targets: Mapping[str, Target]) -> None:
         """Scrape these targets from now on. One that is gone takes its samples with it; one whose address changed is
         another server, and starts anew."""
+        self.version += 1
         for target_id in [target_id for target_id in self.targets if target_id not in targets]:
             self._stop(target_id)
         for target_id, target in targets.items():
@@ -60,6 +77,7 @@ class Scraper:
                 self._stop(target_id)
             self.targets[target_id] = target
             self.statuses.setdefault(target_id, TargetStatus())
+            self.table.add(target_id, keep_s=self.settings.window_s_at(self.settings.interval_of(target.service)))
             if target.address:
                 self._start(target_id, target, before)
 
@@ -86,13 +104,16 @@ class Scraper:
         try:
             place = Place(target.address)
         except ValueError as error:
-            self.statuses[target_id] = failed(
-                self.statuses[target_id], pb.TARGET_STATE_DOWN, str(error), duration_s=0.0
-            )
+            self.statuses[target_id].failed(pb.TARGET_STATE_DOWN, str(error), duration_s=0.0)
             return
-        timeout_s = self.settings.timeout_of(target.service)
         self._scrapes[target_id] = _Scrape(
-            self, self._wheel, target_id, place, self._rules(target), interval_s=interval_s, timeout_s=timeout_s
+            self,
+            self._wheel,
+            target_id,
+            place,
+            self._rules(target),
+            interval_s=interval_s,
+            timeout_s=self.settings.timeout_of(target.service),
         )
 
     def _stop(self, target_id: str) -> None:
@@ -101,17 +122,34 @@ class Scraper:
             scrape.close()
         self.targets.pop(target_id, None)
         self.statuses.pop(target_id, None)
+        self.witnesses.pop(target_id, None)
+        self.table.remove(target_id)
 
-    def settle(self, target_id: str, before: TargetStatus, status: TargetStatus) -> None:
-        """One scrape has ended, well or badly."""
-        self.metrics.scrapes[status.state].inc()
-        self.statuses[target_id] = status
-        if status.state != before.state and (status.state in _STATES_TOLD or before.state in _STATES_TOLD):
+    def judge(self, closed: ClosedSlice) -> None:
+        """A window of some targets has been closed: what it says of each."""
+        statuses, verdicts = self.statuses, closed.verdicts
+        states, still = verdicts.states.tolist(), closed.still.tolist()
+        for position, target_id in enumerate(closed.roster.target_ids):
+            status = statuses.get(target_id)
+            if status is None:
+                # It left while the round was worked.
+                continue
+            status.still = still[position]
+            reason = verdicts.reasons.get(position, "")
+            if status.verdict != states[position] or status.reason != reason:
+                before = status.state
+                status.judged(states[position], reason)
+                self.tell(target_id, before, status)
+
+    def tell(self, target_id: str, before: "pb.TargetState.ValueType", status: TargetStatus) -> None:
+        """Log a change of state that somebody may have to look at."""
+        state = status.state
+        if state != before and (state in _STATES_TOLD or before in _STATES_TOLD):
             log.info(
                 "target changed",
                 target=target_id,
                 address=self.targets[target_id].address,
-                state=pb.TargetState.Name(status.state),
+                state=pb.TargetState.Name(state),
                 error=status.last_error or None,
             )
 
@@ -123,15 +161,17 @@ class _Scrape:
         "_begin",
         "_client",
         "_closed",
-        "_deadline",
         "_due_s",
         "_give_up",
+        "_hint",
         "_interval_s",
         "_phase_s",
         "_scraper",
         "_started_s",
+        "_status",
         "_target_id",
         "_timeout_s",
+        "_until_load",
         "_wheel",
     )
 
@@ -149,11 +189,14 @@ class _Scrape:
         self._scraper = scraper
         self._wheel = wheel
         self._target_id = target_id
+        self._status = scraper.statuses[target_id]
+        self._hint: Hint | None = None
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._phase_s = phase(target_id) * SPREAD * interval_s
         self._closed = False
         self._due_s = self._started_s = 0.0
+        self._until_load = _LOAD_EVERY
         self._client = TargetClient(place, rules, answered=self._answered, failed=self._failed)
         # Bound once: they are handed to the wheel with every scrape.
         self._begin = self._on_due
@@ -190,42 +233,61 @@ class _Scrape:
             self._client.expire(self._timeout_s)
 
     def _answered(self, page: bytes) -> None:
-        scraper = self._scraper
-        duration_s = monotonic() - self._started_s
-        before = scraper.statuses[self._target_id]
         try:
-            sample = scraper.reader.read(page)
-            scraper.metrics.rejected.inc(sample.rejected)
-            status = succeeded(
-                before,
-                sample,
-                # The server made the page at some moment of the request: its middle is off by least.
-                at_s=scraper.now_s() - duration_s / 2,
-                duration_s=duration_s,
-                keep_s=scraper.settings.window_s,
-                stuck_after_s=scraper.settings.stuck_after(scraper.targets[self._target_id].role),
-            )
-        except PageError as error:
-            status = failed(before, pb.TARGET_STATE_BAD_PAGE, str(error), duration_s=duration_s)
+            self._take(page)
         except Exception as error:  # noqa: BLE001
             # A loop swallows what its callbacks raise; a defect is to end the collector.
             self._wheel.fail(error)
-            return
-        self._settle(before, status)
+
+    def _take(self, page: bytes) -> None:
+        scraper, status = self._scraper, self._status
+        duration_s = monotonic() - self._started_s
+        before = status.state
+        try:
+            reading, self._hint = scraper.reader.read(page, self._hint)
+        except PageError as error:
+            status.failed(pb.TARGET_STATE_BAD_PAGE, str(error), duration_s=duration_s)
+        else:
+            # The server made the page at some moment of the request: its middle is off by least.
+            at_s = scraper.now_s() - duration_s / 2
+            scraper.table.put(self._target_id, reading, at_s=at_s)
+            if reading.rejected:
+                scraper.metrics.rejected.inc(reading.rejected)
+            status.succeeded(
+                at_s=at_s, duration_s=duration_s, rejected=reading.rejected, asleep=reading.values[_AWAKE] == 0
+            )
+        self._settle(before)
 
     def _failed(self, error: Failure) -> None:
-        scraper = self._scraper
+        before = self._status.state
         state = pb.TARGET_STATE_DOWN if isinstance(error, DownError) else pb.TARGET_STATE_BAD_PAGE
-        before = scraper.statuses[self._target_id]
-        self._settle(before, failed(before, state, str(error), duration_s=monotonic() - self._started_s))
+        self._status.failed(state, str(error), duration_s=monotonic() - self._started_s)
+        self._settle(before)
 
-    def _settle(self, before: TargetStatus, status: TargetStatus) -> None:
-        scraper = self._scraper
-        scraper.settle(self._target_id, before, status)
+    def _settle(self, before: "pb.TargetState.ValueType") -> None:
+        scraper, status = self._scraper, self._status
+        state = status.state
+        scraper.metrics.scrapes[state].inc()
+        if state != before:
+            scraper.tell(self._target_id, before, status)
+        failures = status.consecutive_failures
         self._plan(
-            skip=rounds_to_skip(
-                status.consecutive_failures,
-                interval_s=self._interval_s,
-                max_backoff_s=scraper.settings.max_backoff_s,
-            )
+            skip=rounds_to_skip(failures, interval_s=self._interval_s, max_backoff_s=scraper.settings.max_backoff_s)
+            if failures
+            else 0
         )
+        if status.still and not failures:
+            self._until_load -= 1
+            if self._until_load <= 0:
+                self._client.fetch_load(self._loaded)
+
+    def _loaded(self, body: bytes | None) -> None:
+        load = read_load(body)
+        self._until_load = _LOAD_EVERY_WITHOUT if load is None else _LOAD_EVERY
+        witnesses, target_id = self._scraper.witnesses, self._target_id
+        if load is None:
+            witnesses.pop(target_id, None)
+        else:
+            witnesses[target_id] = witness(
+                witnesses.get(target_id), load=load, in_flight=None, answered=0, now_s=self._scraper.now_s()
+            )

@@ -2,8 +2,7 @@
 
 import structlog
 
-from metrics_collector.core.dialect import VLLM_V1
-from metrics_collector.core.exposition import PageReader
+from metrics_collector.core.oldpage import PageReader, load_dialects
 from metrics_collector.core.targets import merge_targets
 from metrics_collector.shell.archive import Archive
 from metrics_collector.shell.metrics import FleetMetrics, ScrapeMetrics
@@ -75,20 +74,23 @@ class _Collector:
         metrics = ScrapeMetrics(context.registry)
         self.actuators: list[ActuatorTargets] = []
         self._files = FileTargets(settings.targets_files, self.update_targets)
-        self._rules = RulesByService(settings, VLLM_V1.sample_names())
-        self._scraper = Scraper(settings, self._rules.of, PageReader(VLLM_V1), metrics, now_s=self._clock.now_s)
-        archive = Archive(
-            store,
-            collector=settings.collector_name,
-            history_windows=settings.history_windows,
-            history_retention_s=settings.history_retention_s,
-        )
+        reader = PageReader(load_dialects())
+        self._rules = RulesByService(settings, reader.sample_names())
+        self._scraper = Scraper(settings, self._rules.of, reader, metrics, now_s=self._clock.now_s)
+
+        def new_archive() -> Archive:
+            return Archive(
+                store,
+                collector=settings.collector_name,
+                history_windows=settings.history_windows,
+                history_retention_s=settings.history_retention_s,
+            )
+
         self._publisher = Publisher(
             settings,
-            archive,
+            new_archive,
+            self._scraper,
             metrics,
-            targets=lambda: self._scraper.targets,
-            statuses=lambda: self._scraper.statuses,
             replica_revisions=self._replica_revisions,
             now_s=self._clock.now_s,
             on_observation=lambda item: self._hub.publish(pb.WatchObservationsResponse(observation=item)),
@@ -108,7 +110,7 @@ class _Collector:
         )
         self._server = RpcServer(settings, context)
         servicer = CollectorServicer(
-            archive,
+            new_archive(),
             self._publisher,
             self._hub,
             targets=lambda: self._scraper.targets,

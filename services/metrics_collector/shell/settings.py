@@ -1,5 +1,6 @@
 """What the collector can be told."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -7,11 +8,13 @@ from pydantic import Field, model_validator
 
 from metrics_collector.core.exposition import MAX_PAGE_BYTES
 from metrics_collector.core.targets import ROLES
+from metrics_collector.core.window import window_length_s
 from metrics_collector.shell.client import Gzip
 from trimtab.api.common.v1 import types_pb2
 from trimtab.config.settings import Address, Name, ServiceSettings
 
 _TIMEOUT_SHARE = 0.8
+_LEAST_ROWS, _MOST_ROWS = 8, 24
 Interval = Annotated[float, Field(ge=0.1, le=60)]
 
 
@@ -78,9 +81,15 @@ class CollectorSettings(ServiceSettings):
         """Bound of one scrape of a service in seconds, below its interval."""
         return min(self.scrape_timeout_s, _TIMEOUT_SHARE * self.interval_of(service))
 
-    def window_of(self, service: str) -> float:
-        """Length of a service's windows in seconds: those of a service that is scraped rarely hold two scrapes."""
-        return max(self.window_s, 2 * self.interval_of(service))
+    def window_s_at(self, interval_s: float) -> float:
+        """Length in seconds of the windows of services that are scraped every ``interval_s``: two scrapes fit in."""
+        return window_length_s(self.window_s, interval_s)
+
+    @property
+    def ring_rows(self) -> int:
+        """Rows that are kept of a target: a window's scrapes at the shortest interval, within bounds."""
+        shortest_s = min([self.scrape_interval_s, *self.scrape_interval_by_service.values()])
+        return max(_LEAST_ROWS, min(_MOST_ROWS, math.ceil(self.window_s / shortest_s) + 4))
 
     def stuck_after(self, role: "types_pb2.Role.ValueType") -> float:
         """Longest iteration of a role, in seconds."""

@@ -1,0 +1,116 @@
+"""One round's work, in slices: a window of some roles' targets becomes partials, samples and verdicts.
+
+A slice holds whole services and is small enough that scrapes are not kept waiting for it; what does not change from
+round to round is made once.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from metrics_collector.core.counting import Bools, Floats
+from metrics_collector.core.gpuboard import GpuAverages
+from metrics_collector.core.liveness import Verdicts, Witness, judge_all
+from metrics_collector.core.roles import Roster, replica_values, role_partials
+from metrics_collector.core.samples import EncodedSample, Identity, Rows, encode, identity
+from metrics_collector.core.schema import Schema
+from metrics_collector.core.table import SeriesTable
+from metrics_collector.core.targets import RoleKey, Target
+from metrics_collector.core.window import Window
+from trimtab.api.collector.v1 import collector_pb2 as pb
+
+SLICE_TARGETS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Some services' targets. ``limits_s`` (n,) are their longest iterations."""
+
+    roster: Roster
+    identities: tuple[Identity, ...]
+    limits_s: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedSlice:
+    """What a window of a slice brings. ``still`` (n,): targets whose counters stand, or who sleep."""
+
+    roster: Roster
+    partials: list[pb.RolePartial]
+    samples: list[EncodedSample]
+    schemas: frozenset[Schema]
+    verdicts: Verdicts
+    still: Bools
+
+
+def slices_of(targets: Iterable[Target], *, collector: str, stuck_after_s: Callable[[RoleKey], float]) -> list[Slice]:
+    """The placed targets cut into slices of about ``SLICE_TARGETS``, no service across two of them."""
+    placed = sorted((target for target in targets if target.placed), key=lambda target: target.service)
+    found: list[Slice] = []
+    waiting: list[Target] = []
+
+    def cut() -> None:
+        if waiting:
+            roster = Roster.of(waiting)
+            identities = tuple(identity(target.key, target.replica, collector=collector) for target in roster.targets)
+            found.append(Slice(roster=roster, identities=identities, limits_s=roster.limits_s(stuck_after_s)))
+            waiting.clear()
+
+    for _, own in groupby(placed, key=lambda target: target.service):
+        service = list(own)
+        if len(waiting) + len(service) > SLICE_TARGETS:
+            cut()
+        waiting.extend(service)
+    cut()
+    return found
+
+
+def close_slice(
+    table: SeriesTable,
+    part: Slice,
+    window: Window,
+    *,
+    states: Sequence["pb.TargetState.ValueType"],
+    witnesses: Mapping[str, Witness],
+    gpus: Mapping[str, GpuAverages] | None,
+    collector: str,
+    replica_revisions: Mapping[str, int],
+) -> ClosedSlice:
+    """Close ``window`` over a slice. ``states`` has a state for every target whose scrapes fail, else unspecified, in
+    the roster's order; ``witnesses`` and ``gpus`` are by target."""
+    roster = part.roster
+    windows = table.close(roster.target_ids, window)
+    verdicts = judge_all(roster.target_ids, windows, witnesses, limits_s=part.limits_s)
+    values = replica_values(roster, windows, verdicts, gpus)
+    partials = role_partials(
+        roster, windows, verdicts, values, collector=collector, replica_revisions=replica_revisions
+    )
+    failing = np.array(states, dtype=np.uint8)
+    shown = np.where(failing != pb.TARGET_STATE_UNSPECIFIED, failing, verdicts.states)
+    qualities = windows.qualities(verdicts.stuck)
+    samples: list[EncodedSample] = []
+    schemas: set[Schema] = set()
+    for rows in table.levels(roster.target_ids):
+        own = rows.positions
+        schemas.add(rows.schema)
+        samples += encode(
+            Rows(
+                schema=rows.schema,
+                identities=[part.identities[position] for position in own.tolist()],
+                at_s=rows.at_s,
+                states=shown[own].astype(np.uint8),
+                qualities=qualities[own],
+                signals=values[own],
+                levels=rows.levels,
+            )
+        )
+    return ClosedSlice(
+        roster=roster,
+        partials=partials,
+        samples=samples,
+        schemas=frozenset(schemas),
+        verdicts=verdicts,
+        still=windows.asleep | (windows.read & (windows.still_s > window.length_s / 2)),
+    )
