@@ -20,7 +20,7 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry
-from trimtab.store.observations import merge
+from trimtab.store.observations import merge, merge_service
 from trimtab.store.streams import MAX_READ, BoundedStream
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class Archive:
         self._store = store
         self._collector = collector
         self._history_windows = history_windows
-        self._history_retention_s = history_retention_s
+        self.history_retention_s = history_retention_s
         self._streams: dict[RoleKey, BoundedStream[pb.RolePartial]] = {}
         self._newest: dict[RoleKey, bytes] = {}
         self._replicas: dict[RoleKey, frozenset[str]] = {}
@@ -152,12 +152,12 @@ class Archive:
         commands: list[_Command] = [
             ("HSET", latest, *fields),
             ("EXPIRE", latest, _EXPIRE_S),
-            stream.append_bytes_command(data, oldest_s=at_s - self._history_retention_s),
+            stream.append_bytes_command(data, oldest_s=at_s - self.history_retention_s),
             ("HSET", keys.observed_roles(), _field(key), f"{at_s:.3f}"),
         ]
         if self._rounds % _TRIM_EVERY_ROUNDS == 0:
             commands.append(("XTRIM", stream.key, "MAXLEN", self._history_windows * collectors))
-            commands.append(("EXPIRE", stream.key, round(self._history_retention_s) + _EXPIRE_S))
+            commands.append(("EXPIRE", stream.key, round(self.history_retention_s) + _EXPIRE_S))
         return commands
 
     def _new(self, schemas: Iterable[Schema]) -> bool:
@@ -176,7 +176,7 @@ class Archive:
         observations = await self.latest(wanted)
         observed = await self._observed()
         self._known = {key for key in observed if observed[key] > at_s - _EXPIRE_S}
-        self._forgotten = {key for key in observed if observed[key] <= at_s - self._history_retention_s - _EXPIRE_S}
+        self._forgotten = {key for key in observed if observed[key] <= at_s - self.history_retention_s - _EXPIRE_S}
         return [observation for observation in observations if observation is not None]
 
     async def latest(self, wanted: Sequence[RoleKey]) -> list[pb.RoleObservation | None]:
@@ -193,6 +193,30 @@ class Archive:
                 found.append(_merged(reply, place=place))
                 await pause.after_a_while()
         return found
+
+    async def service(self, service: str) -> pb.GetServiceObservationResponse | None:
+        """One service as a whole, with its roles and its front door; None when no role of it was ever observed."""
+        wanted = [key for key in await self.roles() if key.service == service]
+        pipeline = self._store.redis.pipeline(transaction=False)
+        places = [keys.latest_partials(key.service, role_name(key)) for key in wanted]
+        for place in places:
+            pipeline.hgetall(place)
+        replies = await pipeline.execute() if places else []
+        partials = {
+            key: found
+            for key, place, reply in zip(wanted, places, replies, strict=True)
+            if (found := _partials(reply, place=place))
+        }
+        roles = [key for key in partials if key.role != types_pb2.ROLE_UNSPECIFIED]
+        if not roles:
+            return None
+        response = pb.GetServiceObservationResponse(
+            service=merge_service([partial for key in roles for partial in partials[key]]),
+            roles=[merge(partials[key]) for key in roles],
+        )
+        for key in partials.keys() - set(roles):
+            response.front_door.CopyFrom(merge(partials[key]))
+        return response
 
     async def roles(self) -> list[RoleKey]:
         """Every role that any collector has written, in order."""
@@ -263,7 +287,7 @@ class Archive:
                 keys.partial_history(key.service, role_name(key)),
                 pb.RolePartial,
                 maxlen=self._history_windows,
-                retention_s=self._history_retention_s,
+                retention_s=self.history_retention_s,
             )
         return self._streams[key]
 
@@ -335,10 +359,15 @@ def _samples(values: Mapping[str, bytes], *, place: str) -> dict[str, pb.Replica
 
 
 def _merged(reply: Mapping[bytes, bytes], *, place: str) -> pb.RoleObservation | None:
+    partials = _partials(reply, place=place)
+    return merge(partials) if partials else None
+
+
+def _partials(reply: Mapping[bytes, bytes], *, place: str) -> list[pb.RolePartial]:
     partials: list[pb.RolePartial] = []
     for field in sorted(reply):
         try:
             partials.append(decode(pb.RolePartial, reply[field], place=f"{place} {field.decode()}"))
         except CorruptEntry as error:
             log.warning("partial in the store is unreadable", error=str(error))
-    return merge(partials) if partials else None
+    return partials

@@ -1,14 +1,16 @@
 """``trimtab.collector.v1.CollectorService``: requests are parsed here, answers come from the core and the store."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from metrics_collector.core.demand import DemandReport, report
-from metrics_collector.core.partials import RoleKey
+from metrics_collector.core.loads import ReplicaLoads, ReplicaReport
+from metrics_collector.core.samples import expand
+from metrics_collector.core.sharing import owner
 from metrics_collector.core.status import TargetStatus, describe_target
-from metrics_collector.core.targets import Target
+from metrics_collector.core.targets import RoleKey, Target
 from metrics_collector.shell.archive import Archive, role_name
 from metrics_collector.shell.publisher import Publisher
 from trimtab.api.collector.v1 import collector_pb2 as pb
@@ -26,17 +28,26 @@ _MAX_KEYS = 1000
 _DEFAULT_HISTORY = 500
 _MAX_HISTORY = 5000
 _MAX_DEMANDS = 10_000
+_MAX_REPLICAS = 10_000
+_MAX_REPLICA_NAME = 512
+_MAX_MISSED = 5000
+"""More than so many windows are not told one by one to a reader that comes back."""
 # Shorter ones drown in the rounding of clocks.
 _MIN_REPORT_INTERVAL_S = 0.001
 _MAX_REPORT_INTERVAL_S = 60.0
 _MAX_COUNT = 10**12
+_MAX_STEP_S = 86_400.0
 _END_OF_TIME_S = 253_402_300_799.0
 
 _Context = Any  # grpc.aio.ServicerContext, whose two type parameters differ by method.
 
 
 class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
-    """The service's six methods. Raises ``trimtab.rpc.errors``; a store that is away becomes UNAVAILABLE."""
+    """The service's methods. Raises ``trimtab.rpc.errors``; a store that is away becomes UNAVAILABLE.
+
+    ``targets`` are those of all sources, ``statuses`` holds those that are scraped here; ``sharers`` names the
+    collectors that share the targets.
+    """
 
     def __init__(
         self,
@@ -48,6 +59,8 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
         statuses: Callable[[], Mapping[str, TargetStatus]],
         now_s: Callable[[], float],
         keep_s: float,
+        loads: ReplicaLoads | None = None,
+        sharers: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._archive = archive
         self._publisher = publisher
@@ -56,6 +69,8 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
         self._statuses = statuses
         self._now_s = now_s
         self._keep_s = keep_s
+        self._loads = loads
+        self._sharers = sharers
 
     async def ListTargets(self, request: pb.ListTargetsRequest, context: _Context) -> pb.ListTargetsResponse:
         """Targets by id; the token is the last id of the page before, so that targets may come and go meanwhile."""
@@ -65,7 +80,6 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
         violations.require("page_size", request.page_size <= _MAX_PAGE_SIZE, f"may be at most {_MAX_PAGE_SIZE}")
         violations.bounded_string("page_token", request.page_token, max_length=512, required=False)
         violations.raise_if_any()
-        statuses = self._statuses()
         rows = [
             (target_id, target)
             for target_id, target in sorted(self._targets().items())
@@ -73,9 +87,30 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
         ]
         page = rows[: request.page_size or _DEFAULT_PAGE_SIZE]
         return pb.ListTargetsResponse(
-            targets=[describe_target(target, statuses[target_id]) for target_id, target in page],
+            targets=await self._describe([target for _, target in page]),
             next_page_token=page[-1][0] if len(rows) > len(page) else "",
         )
+
+    async def _describe(self, targets: Sequence[Target]) -> list[pb.Target]:
+        """Of a target that another collector scrapes, its newest sample in the store says how it stands."""
+        statuses, sharers = self._statuses(), self._sharers()
+        elsewhere = {one.key for one in targets if one.target_id not in statuses and one.placed}
+        samples = {key: await self._archive.samples(key) for key in sorted(elsewhere, key=lambda key: key.service)}
+        rows: list[pb.Target] = []
+        for target in targets:
+            status = statuses.get(target.target_id)
+            row = describe_target(target, status if status is not None else TargetStatus())
+            row.node = target.node
+            row.gpu_indices[:] = target.gpu_indices
+            row.exporter = target.exporter
+            if sharers:
+                row.collector = owner(target.target_id, sharers)
+            sample = samples.get(target.key, {}).get(target.replica) if status is None else None
+            if sample is not None:
+                row.state = sample.state
+                row.last_success_time.CopyFrom(sample.sample_time)
+            rows.append(row)
+        return rows
 
     async def GetObservation(self, request: pb.GetObservationRequest, context: _Context) -> pb.GetObservationResponse:
         """NOT_FOUND with reason ROLE_NOT_OBSERVED when no collector has written about the role."""
@@ -102,8 +137,44 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
             )
         return response
 
+    async def GetServiceObservation(
+        self, request: pb.GetServiceObservationRequest, context: _Context
+    ) -> pb.GetServiceObservationResponse:
+        """NOT_FOUND with reason SERVICE_NOT_OBSERVED when no collector has written about any role of it."""
+        violations = Violations()
+        violations.identifier("service", request.service)
+        violations.raise_if_any()
+        found = await self._archive.service(request.service)
+        if found is None:
+            raise NotFound(
+                "SERVICE_NOT_OBSERVED",
+                f"no role of service {request.service!r} was ever observed; ListTargets shows what is scraped",
+                {"service": request.service},
+            )
+        return found
+
+    async def ListReplicaSamples(
+        self, request: pb.ListReplicaSamplesRequest, context: _Context
+    ) -> pb.ListReplicaSamplesResponse:
+        """By name; the token is the last name of the page before."""
+        violations = Violations()
+        key = _role_key(violations, "key", request.key)
+        violations.require("key.role", key.role != types_pb2.ROLE_UNSPECIFIED, "a front door has no replicas")
+        violations.require("page_size", request.page_size <= _MAX_PAGE_SIZE, f"may be at most {_MAX_PAGE_SIZE}")
+        violations.bounded_string("page_token", request.page_token, max_length=_MAX_REPLICA_NAME, required=False)
+        violations.raise_if_any()
+        names = [(name, data) for name, data in (await self._archive.samples(key)).items() if name > request.page_token]
+        page = names[: request.page_size or _DEFAULT_PAGE_SIZE]
+        return pb.ListReplicaSamplesResponse(
+            samples=[expand(data) for _, data in page],
+            next_page_token=page[-1][0] if len(names) > len(page) else "",
+        )
+
     async def QueryHistory(self, request: pb.QueryHistoryRequest, context: _Context) -> pb.QueryHistoryResponse:
-        """Windows that ended in [start_time, end_time); without an end until now, without a start from the first."""
+        """Windows that ended in [start_time, end_time); without an end until now, without a start from the first.
+
+        With a step, of each step the last window alone.
+        """
         violations = Violations()
         key = _role_key(violations, "key", request.key)
         start_s = _seconds(violations, "start_time", request.start_time) if request.HasField("start_time") else 0.0
@@ -114,9 +185,14 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
         )
         violations.require("end_time", end_s > start_s or not request.HasField("end_time"), "must be after start_time")
         violations.require("max_results", request.max_results <= _MAX_HISTORY, f"may be at most {_MAX_HISTORY}")
+        violations.finite_number("step_s", request.step_s, minimum=0, maximum=_MAX_STEP_S)
         violations.raise_if_any()
         observations = await self._archive.history(
-            key, start_s=start_s, end_s=end_s, max_results=request.max_results or _DEFAULT_HISTORY
+            key,
+            start_s=start_s,
+            end_s=end_s,
+            max_results=request.max_results or _DEFAULT_HISTORY,
+            step_s=request.step_s,
         )
         if not observations and (await self._archive.latest([key]))[0] is None:
             raise _not_observed(key)
@@ -125,23 +201,57 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
     async def WatchObservations(
         self, request: pb.WatchObservationsRequest, context: _Context
     ) -> AsyncIterator[pb.WatchObservationsResponse]:
-        """The snapshot holds what is known of the roles asked for; later ones of them come as they appear."""
+        """The snapshot holds what is known of the roles asked for; later ones of them come as they appear.
+
+        A reader that comes back with a revision gets what ended since, from the history, and then goes on.
+        """
         wanted = frozenset(_role_keys(request.keys))
 
         def snapshot() -> list[pb.WatchObservationsResponse]:
             known = self._publisher.observations
             found = [known[key] for key in known if not wanted or key in wanted]
+            revision = self._publisher.revision
             return [
                 pb.WatchObservationsResponse(
-                    snapshot=pb.ObservationSnapshot(observations=found, revision=self._publisher.revision)
+                    snapshot=pb.ObservationSnapshot(observations=found, revision=revision), revision=revision
                 )
             ]
 
         def keep(message: pb.WatchObservationsResponse) -> bool:
             return not wanted or RoleKey(service=message.observation.service, role=message.observation.role) in wanted
 
-        async for message in self._hub.watch(snapshot=snapshot, keep=keep):
-            yield message
+        if not request.since_revision:
+            async for message in self._hub.watch(snapshot=snapshot, keep=keep):
+                yield message
+            return
+        told: dict[RoleKey, int] = {}
+        begun = False
+        # The first message only says that from now on every change is queued: what the history holds lies before.
+        async for message in self._hub.watch(snapshot=lambda: [pb.WatchObservationsResponse()], keep=keep):
+            if not begun:
+                begun = True
+                for missed in await self._missed(request.since_revision, wanted) or snapshot():
+                    if missed.HasField("observation"):
+                        told[_key_of(missed.observation)] = missed.revision
+                    yield missed
+            elif not message.HasField("observation") or told.get(_key_of(message.observation), 0) < message.revision:
+                yield message
+
+    async def _missed(self, since: int, wanted: Iterable[RoleKey]) -> list[pb.WatchObservationsResponse]:
+        """The windows that ended at ``since`` or later, oldest first; none where they are too many or not kept."""
+        since_s = since / 1000
+        now_s = self._now_s()
+        if not now_s - self._archive.history_retention_s < since_s <= now_s + self._keep_s:
+            return []
+        found: list[pb.RoleObservation] = []
+        for key in sorted(wanted or await self._archive.roles(), key=lambda key: (key.service, key.role)):
+            found += await self._archive.history(
+                key, start_s=since_s, end_s=now_s + self._keep_s, max_results=_MAX_MISSED + 1
+            )
+            if len(found) > _MAX_MISSED:
+                return []
+        messages = [observed(item) for item in found]
+        return sorted(messages, key=lambda message: message.revision)
 
     async def ReportDemand(self, request: pb.ReportDemandRequest, context: _Context) -> pb.ReportDemandResponse:
         """Counts are added to the windows that the reported interval lies in; what is held replaces what was."""
@@ -167,9 +277,42 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
                 requested_output_tokens=demand.requested_output_tokens,
                 held=demand.held,
             )
+        replicas = _replica_reports(violations, request.replicas)
         violations.raise_if_any()
         self._publisher.demand = report(self._publisher.demand, request.gateway, demands, keep_s=self._keep_s)
+        if self._loads is not None:
+            self._loads.report(request.gateway, replicas, at_s=now_s)
         return pb.ReportDemandResponse()
+
+
+def observed(observation: pb.RoleObservation) -> pb.WatchObservationsResponse:
+    """The event that tells of a new window."""
+    return pb.WatchObservationsResponse(observation=observation, revision=observation.window_end.ToMilliseconds())
+
+
+def bookmark(revision: int) -> pb.WatchObservationsResponse:
+    """The event that tells that the stream lives."""
+    return pb.WatchObservationsResponse(bookmark=pb.Bookmark(revision=revision), revision=revision)
+
+
+def _key_of(observation: pb.RoleObservation) -> RoleKey:
+    return RoleKey(service=observation.service, role=observation.role)
+
+
+def _replica_reports(violations: Violations, replicas: Sequence[pb.ReplicaDemand]) -> dict[str, ReplicaReport]:
+    violations.require("replicas", len(replicas) <= _MAX_REPLICAS, f"may have at most {_MAX_REPLICAS}")
+    found: dict[str, ReplicaReport] = {}
+    for index, item in enumerate(replicas[:_MAX_REPLICAS]):
+        # Ten thousand a second are fine, and are not to be looked at one field after the other.
+        fine = 0 < len(item.replica) <= _MAX_REPLICA_NAME and item.replica not in found
+        if not (fine and item.in_flight <= _MAX_COUNT and item.answered <= _MAX_COUNT):
+            with violations.below(f"replicas[{index}]"):
+                violations.bounded_string("replica", item.replica, max_length=_MAX_REPLICA_NAME)
+                violations.require("replica", item.replica not in found, "is reported twice")
+                for name in ("in_flight", "answered"):
+                    violations.require(name, getattr(item, name) <= _MAX_COUNT, f"may be at most {_MAX_COUNT}")
+        found[item.replica] = ReplicaReport(item.in_flight, item.answered)
+    return found
 
 
 def _role_key(violations: Violations, field: str, key: pb.RoleKey) -> RoleKey:
