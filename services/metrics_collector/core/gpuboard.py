@@ -17,8 +17,8 @@ adds up to what the cards draw; its ratios are what they are for each of them.
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
+from operator import mul
 from typing import NamedTuple
 
 from metrics_collector.core.gpus import GpuReading
@@ -89,18 +89,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-@dataclass(slots=True)
-class _Node:
-    readings: deque[tuple[float, GpuReading]] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
-
-
 class GpuBoard:
     """The readings of the last ``keep_s`` seconds of every node, at most ``MAX_READINGS`` each. It holds state, and
     does no I/O."""
 
     def __init__(self, *, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, deque[tuple[float, GpuReading]]] = {}
 
     @property
     def nodes(self) -> int:
@@ -109,15 +104,16 @@ class GpuBoard:
 
     def put(self, node: str, reading: GpuReading, *, at_s: float) -> bool:
         """A page of ``node`` was read at ``at_s``. False when it was not taken: it is not newer than the last one, or
-        there are ``MAX_NODES`` others."""
-        known = self._nodes.get(node)
-        if known is None:
+        there are ``MAX_NODES`` others. A clock that was set back by more than ``keep_s`` is followed."""
+        readings = self._nodes.get(node)
+        if readings is None:
             if len(self._nodes) >= MAX_NODES:
                 return False
-            known = self._nodes[node] = _Node()
-        readings = known.readings
+            readings = self._nodes[node] = deque(maxlen=MAX_READINGS)
         if readings and at_s <= readings[-1][0]:
-            return False
+            if at_s > readings[-1][0] - self._keep_s:
+                return False
+            readings.clear()
         readings.append((at_s, reading))
         while readings[0][0] < at_s - self._keep_s:
             readings.popleft()
@@ -130,26 +126,38 @@ class GpuBoard:
     def window(self, start_s: float, end_s: float) -> GpuWindow:
         """The averages over (start, end] of every GPU read inside it."""
         gpus: dict[tuple[str, int], GpuAverages] = {}
-        for node, known in self._nodes.items():
-            inside = [(at_s, reading.gpus) for at_s, reading in known.readings if start_s < at_s <= end_s]
+        for node, readings in self._nodes.items():
+            inside = [(at_s, reading.gpus) for at_s, reading in readings if start_s < at_s <= end_s]
+            weights = _weights([at_s for at_s, _ in inside])
             for index in sorted({index for _, reading in inside for index in reading}):
                 series = [(at_s, reading[index]) for at_s, reading in inside if index in reading]
+                times_s = [at_s for at_s, _ in series]
+                columns = zip(*(values for _, values in series), strict=True)
                 gpus[node, index] = GpuAverages(
                     *(
-                        _time_average([(at_s, values[column]) for at_s, values in series])
-                        for column in range(len(GpuAverages._fields))
+                        # No NaN among them, and none of the node's readings lacks the GPU: the usual case, in one sum.
+                        min(max(column), sum(map(mul, weights, column)))
+                        if len(column) == len(weights) and not math.isnan(sum(column))
+                        else _time_average(times_s, column)
+                        for column in columns
                     )
                 )
         return GpuWindow(gpus)
 
 
-def _time_average(points: Sequence[tuple[float, float]]) -> float | None:
-    """Over the readings that have a number: by trapezoids; one stands for itself; None for none."""
-    known = [(at_s, value) for at_s, value in points if not math.isnan(value)]
+def _weights(times_s: Sequence[float]) -> list[float]:
+    """What each reading weighs in an average by trapezoids: half of the time to its neighbours. They sum up to 1."""
+    if len(times_s) < 2:
+        return [1.0] * len(times_s)
+    span_s = times_s[-1] - times_s[0]
+    neighbours = zip((times_s[0], *times_s[:-1]), (*times_s[1:], times_s[-1]), strict=True)
+    return [(later_s - earlier_s) / 2 / span_s for earlier_s, later_s in neighbours]
+
+
+def _time_average(times_s: Sequence[float], values: Sequence[float]) -> float | None:
+    """Over the readings that have a number; None when none has."""
+    known = [(at_s, value) for at_s, value in zip(times_s, values, strict=True) if not math.isnan(value)]
     if not known:
         return None
-    span_s = known[-1][0] - known[0][0]
-    if span_s <= 0:
-        return known[0][1]
-    area = math.fsum((now_s - then_s) * (then + now) / 2 for (then_s, then), (now_s, now) in pairwise(known))
-    return area / span_s
+    weights = _weights([at_s for at_s, _ in known])
+    return min(max(value for _, value in known), math.fsum(map(mul, weights, (value for _, value in known))))

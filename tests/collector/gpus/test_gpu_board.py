@@ -114,6 +114,14 @@ def test_a_node_keeps_what_the_window_needs_and_no_more() -> None:
     assert not board.put("gpu-a", reading(g0=(0.0, 0.0, 1.0, 0.0)), at_s=float(last)), "not newer than the last"
 
 
+def test_a_clock_that_was_set_back_is_followed() -> None:
+    board = GpuBoard(keep_s=5)
+    board.put("gpu-a", reading(g0=(0.0, 0.0, 100.0, 0.0)), at_s=1000.0)
+
+    assert board.put("gpu-a", reading(g0=(0.0, 0.0, 200.0, 0.0)), at_s=10.0)
+    assert board.window(5.0, 2000.0).gpus["gpu-a", 0].power_w == 200.0
+
+
 def test_a_node_that_leaves_takes_its_gpus_along() -> None:
     board = GpuBoard(keep_s=5)
     board.put("gpu-a", reading(g0=(0.1, 0.1, 100.0, 0.1)), at_s=1.0)
