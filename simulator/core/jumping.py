@@ -1,0 +1,451 @@
+"""The engine of `simulator.core.engine`, jumping over runs of iterations in which nothing changes.
+
+While every running sequence decodes and nobody can be admitted, each iteration does the same: one token for each, one
+block for those whose last block is full. Such a run lasts until the first sequence ends, blocks run out, a request
+arrives that can be admitted, or KV arrives from elsewhere; its time and its blocks are closed forms. All other
+iterations (those with prefill, those that preempt) are done one by one. Property tests hold both engines equal.
+
+Drive it by events: `next_s` says when something happens next; call `advance` up to the time of whatever happens
+outside (an arrival, an observation), then `submit`, `abort`, `release_held`, `stop`, `resume` or `observe` at that
+time. What arrives at the very end of an iteration takes part in the next one.
+
+Per decoding sequence nothing is touched in a run: its computed tokens are `offset + iterations so far`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+
+from simulator.core.books import EngineBooks, Sequence
+from simulator.core.curves import DecodeCurve, DecodeCurves
+from simulator.core.limits import EngineLimits
+from simulator.core.requests import EngineRequest, FinishedRequest, FinishReason
+from simulator.core.timing import BatchWork, IterationModel
+
+_NEVER_S = math.inf
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Runner(Sequence):
+    """A sequence that, while it decodes, has `offset + iterations so far` computed tokens."""
+
+    order: int = -1
+    """Its place in order of admission; -1 while it is not in the batch."""
+    decoding: bool = False
+    offset: int = 0
+    end_step: int = 0
+    """The count of iterations after which it has all its tokens."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """What an engine holds at one moment, and its running totals."""
+
+    running: int
+    waiting: int
+    deferred: int
+    used_blocks: int
+    kv_usage_ratio: float
+    steps: int
+    generated_tokens: int
+    computed_tokens: int
+    """Tokens that went through the model: prompt tokens computed here, decoded and recomputed ones."""
+    preemptions: int
+    busy_s: float
+    """Time with an iteration under way, the elapsed part of the present one included."""
+
+
+class JumpingEngine(EngineBooks[_Runner]):
+    """One engine core on virtual time that costs work per event, not per token."""
+
+    def __init__(self, limits: EngineLimits, timing: IterationModel, curves: DecodeCurves | None = None) -> None:
+        """`curves` may be shared between engines of the same iteration model; ValueError when it is another's."""
+        super().__init__(limits, timing)
+        if curves is not None and curves.timing != timing:
+            raise ValueError("the curves belong to another iteration model")
+        self._curves = curves if curves is not None else DecodeCurves(timing, limits.kv_capacity_tokens)
+        self.next_s = _NEVER_S
+        """When the next thing happens inside; infinity when only a call from outside can change anything."""
+        self.gaps: list[tuple[float, int]] | None = None
+        """Set to a list to collect (mean seconds between tokens, how many tokens) of every run and iteration."""
+        self._running: dict[_Runner, None] = {}
+        self._partial: _Runner | None = None
+        self._ends: list[tuple[int, int, _Runner]] = []
+        self._order = 0
+        self._decoding = 0
+        self._offsets = 0
+        self._residues = [0] * limits.block_size
+        self._chunks: list[tuple[_Runner, int]] = []
+        self._run_steps = 0
+        self._run_start_s = 0.0
+        self._blocks_until = 0
+        self._last_end_s = 0.0
+        self._stopped = False
+        self._generated = 0
+        self._computed = 0
+        self._busy_s = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the execution batch."""
+        return len(self._running)
+
+    def submit(self, request: EngineRequest, now_s: float) -> None:
+        """Queue a request; raises ValueError when its id is in use or it is longer than the model takes."""
+        sequence = _Runner(request, now_s, request.prompt_tokens)
+        self._register(sequence)
+        ready_s = sequence.external_ready_s
+        if not self._run_steps:
+            self._reconsider(now_s)
+        elif ready_s is not None:
+            self._reconsider(ready_s)
+        elif len(self._waiting) == 1 and len(self._running) < self.limits.max_num_seqs:
+            # Behind a head that does not fit, nobody is admitted either: the run goes on.
+            self._reconsider(now_s)
+
+    def advance(self, until_s: float) -> list[FinishedRequest]:
+        """Let everything happen that is due up to `until_s`; what finished, in order."""
+        finished: list[FinishedRequest] = []
+        while self.next_s <= until_s:
+            finished.extend(self.fire())
+        return finished
+
+    def fire(self) -> list[FinishedRequest]:
+        """Let the next thing happen, at `next_s`; what finished. Raises ValueError when nothing is to happen."""
+        now_s = self.next_s
+        if now_s == _NEVER_S:
+            raise ValueError("nothing is to happen in this engine")
+        finished = self._end_run(now_s) if self._run_steps else []
+        self._begin(now_s)
+        return finished
+
+    def abort(self, request_id: str, now_s: float, reason: FinishReason = FinishReason.ABORT) -> FinishedRequest | None:
+        """End a request now and free its blocks; None when the engine does not have it."""
+        sequence = self._by_id.get(request_id)
+        if sequence is None:
+            return None
+        self._settle(now_s)
+        if sequence.order >= 0:
+            self._shorten(1)
+            self._leave(sequence, self._blocks_until if sequence.decoding else 0)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._deferred.remove(sequence)
+        finished = self._finish(sequence, reason, now_s)
+        if self._waiting:
+            self._reconsider(now_s)
+        return finished
+
+    def abort_all(self, now_s: float) -> tuple[FinishedRequest, ...]:
+        """End every request, in order of arrival at the engine."""
+        finished = [self.abort(request_id, now_s) for request_id in list(self._by_id)]
+        return tuple(f for f in finished if f is not None)
+
+    def release_held(self, request_id: str, now_s: float) -> bool:
+        """Free the KV that a finished request kept for a decode server; False when nothing is held under that id."""
+        self._settle(now_s)
+        released = self._release_held(request_id)
+        if released and self._waiting:
+            self._reconsider(now_s)
+        return released
+
+    def reset_cache(self, now_s: float) -> None:
+        """Forget the prefix cache and everything held for decode servers, as a sleep does."""
+        self._settle(now_s)
+        self._reset_cache()
+        if self._waiting:
+            self._reconsider(now_s)
+
+    def stop(self, now_s: float) -> None:
+        """Begin no further iteration; the one under way ends as planned."""
+        self._settle(now_s)
+        self._stopped = True
+        if self._run_steps:
+            self._shorten(1)
+        else:
+            self.next_s = _NEVER_S
+
+    def resume(self, now_s: float) -> None:
+        """Begin iterations again."""
+        self._stopped = False
+        if not self._run_steps and self._by_id:
+            self.next_s = now_s
+
+    def observe(self, now_s: float) -> EngineGauges:
+        """What the engine holds at `now_s`, up to which it must have been advanced."""
+        self._settle(now_s)
+        busy_s = self._busy_s + (max(0.0, now_s - self._run_start_s) if self._run_steps else 0.0)
+        return EngineGauges(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            deferred=len(self._deferred),
+            used_blocks=self.pool.used_blocks,
+            kv_usage_ratio=self.pool.usage_ratio,
+            steps=self.counters.steps,
+            generated_tokens=self._generated,
+            computed_tokens=self._computed,
+            preemptions=self.counters.preemptions,
+            busy_s=busy_s,
+        )
+
+    # --- the run under way ----------------------------------------------------------------------------------------
+
+    def _kv_tokens(self) -> int:
+        """KV entries that the decoding sequences read in the first iteration of the run."""
+        return self._offsets + self._decoding * self.counters.steps
+
+    def _reconsider(self, at_s: float) -> None:
+        """Schedule anew at the first end of an iteration at or after `at_s`, at `at_s` itself when none runs."""
+        if not self._run_steps:
+            if not self._stopped and at_s < self.next_s:
+                self.next_s = at_s
+        elif self._run_steps > 1 and at_s < self.next_s:
+            curve = self._curves.of(self._decoding)
+            self._shorten(curve.steps_until(self._kv_tokens(), at_s - self._run_start_s, self._run_steps))
+
+    def _shorten(self, steps: int) -> None:
+        """Let the run end after `steps` of its iterations."""
+        if steps < self._run_steps:
+            self._run_steps = steps
+            self.next_s = self._run_start_s + self._curves.of(self._decoding).total_s(self._kv_tokens(), steps)
+
+    def _settle(self, now_s: float) -> None:
+        """Book the iterations of the run that ended before `now_s`, so that its first is the one under way."""
+        if self._run_steps <= 1:
+            return
+        curve, kv_tokens = self._curves.of(self._decoding), self._kv_tokens()
+        done = curve.steps_until(kv_tokens, now_s - self._run_start_s, self._run_steps) - 1
+        if done:
+            start_s = self._run_start_s + curve.total_s(kv_tokens, done)
+            self._book(done, start_s)
+            self._run_start_s = start_s
+            self._run_steps -= done
+            self._take_blocks(self.counters.steps + 1)
+
+    def _book(self, steps: int, end_s: float) -> None:
+        """Count iterations of the run that are over; blocks up to them are taken."""
+        after = self.counters.steps + steps
+        self._take_blocks(after)
+        self.counters.steps = after
+        tokens = self._decoding * steps
+        self._generated += tokens
+        self._computed += tokens
+        self._busy_s += end_s - self._run_start_s
+        self._last_end_s = end_s
+        if self.gaps is not None and tokens:
+            self.gaps.append(((end_s - self._run_start_s) / steps, tokens))
+
+    def _take_blocks(self, until_step: int) -> None:
+        """Allocate what decoding takes in the iterations before `until_step`."""
+        first = self._blocks_until
+        if until_step > first:
+            self._blocks_until = until_step
+            blocks = self._blocks_of(first, until_step - first)
+            if blocks and not self.pool.allocate(blocks):
+                raise ValueError("a run of iterations took more KV blocks than there are")
+
+    def _blocks_of(self, first_step: int, steps: int) -> int:
+        """Blocks that decoding takes in `steps` iterations from `first_step` on."""
+        residues = self._residues
+        size = len(residues)
+        cycles, rest = divmod(steps, size)
+        start = first_step % size
+        blocks = cycles * self._decoding + sum(residues[start : start + rest])
+        return blocks + sum(residues[: start + rest - size]) if start + rest > size else blocks
+
+    def _steps_within(self, first_step: int, blocks: int, at_most: int) -> int:
+        """How many iterations from `first_step` on take no more than `blocks` blocks, `at_most` at the most."""
+        residues = self._residues
+        size = len(residues)
+        cycles, left = divmod(blocks, self._decoding)
+        steps = cycles * size
+        while steps < at_most:
+            left -= residues[(first_step + steps) % size]
+            if left < 0:
+                return steps
+            steps += 1
+        return at_most
+
+    def _end_run(self, now_s: float) -> list[FinishedRequest]:
+        self._book(self._run_steps, now_s)
+        self._run_steps = 0
+        if self._chunks:
+            for sequence, tokens in self._chunks:
+                if not sequence.gone:
+                    self._end_chunk(sequence, tokens, now_s)
+            self._chunks = []
+        ends, step = self._ends, self.counters.steps
+        finished: list[FinishedRequest] = []
+        while ends and ends[0][0] <= step:
+            _, order, sequence = heapq.heappop(ends)
+            if sequence.order == order:
+                self._leave(sequence, step)
+                finished.append(self._finish(sequence, sequence.request.finish_reason, now_s))
+        return finished
+
+    def _end_chunk(self, sequence: _Runner, tokens: int, now_s: float) -> None:
+        """A chunk of a prompt is computed; after the last one the first token is there and the sequence decodes."""
+        sequence.computed_tokens += tokens
+        self._computed += tokens
+        if sequence.published_blocks < len(sequence.request.block_hashes):
+            self._publish(sequence)
+        if sequence.computed_tokens < sequence.total_tokens:
+            self._partial = sequence
+            return
+        if sequence is self._partial:
+            self._partial = None
+        self._generated += 1
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+        elif self.gaps is not None and sequence.last_token_s is not None:
+            self.gaps.append((now_s - sequence.last_token_s, 1))
+        step = self.counters.steps
+        # One of the tokens still to come is the one that this iteration brought.
+        sequence.end_step = step + sequence.request.output_tokens - sequence.generated_tokens - 1
+        sequence.offset = offset = sequence.computed_tokens - step
+        sequence.decoding = True
+        self._decoding += 1
+        self._offsets += offset
+        self._residues[-offset % len(self._residues)] += 1
+        heapq.heappush(self._ends, (sequence.end_step, sequence.order, sequence))
+
+    def _leave(self, sequence: _Runner, block_step: int) -> None:
+        """Take a sequence out of the batch, with its books brought up to date; decoding, it holds the blocks of the
+        iterations before `block_step`.
+        """
+        del self._running[sequence]
+        sequence.order = -1
+        if sequence is self._partial:
+            self._partial = None
+        if not sequence.decoding:
+            return
+        sequence.decoding = False
+        offset = sequence.offset
+        self._decoding -= 1
+        self._offsets -= offset
+        self._residues[-offset % len(self._residues)] -= 1
+        step = self.counters.steps
+        sequence.computed_tokens = offset + step
+        sequence.generated_tokens = sequence.request.output_tokens - (sequence.end_step - step)
+        sequence.total_tokens = sequence.request.prompt_tokens + sequence.generated_tokens
+        sequence.last_token_s = self._last_end_s
+        sequence.private_blocks = self.limits.blocks_for(offset + block_step) - len(sequence.shared)
+
+    # --- the next run ---------------------------------------------------------------------------------------------
+
+    def _begin(self, now_s: float) -> None:
+        """Put the next batch together and find out how long it stays as it is."""
+        self.next_s = _NEVER_S
+        if self._stopped:
+            return
+        if self._deferred:
+            self._accept_arrived_kv(now_s)
+        step = self.counters.steps
+        preempted = self._grow_running(step)
+        if not preempted and self._waiting:
+            self._admit_waiting(now_s)
+        self._blocks_until = step + 1
+        self._run_start_s = now_s
+        if self._chunks:
+            self._run_steps = 1
+            self.next_s = now_s + self.timing.iteration_s(self._mixed_work())
+        elif self._decoding:
+            self._begin_decoding(now_s, preempted)
+        else:
+            deferred_s = self.next_deferred_s()
+            self.next_s = _NEVER_S if deferred_s is None else deferred_s
+
+    def _grow_running(self, step: int) -> bool:
+        """Allocate what the running sequences need for iteration `step`; True when some were preempted for it."""
+        partial = self._partial
+        needed = self._residues[step % len(self._residues)]
+        if partial is None:
+            if not needed or self.pool.allocate(needed):
+                return False
+        else:
+            budget = self.limits.max_num_batched_tokens - self._decoding
+            tokens = min(partial.total_tokens - partial.computed_tokens, budget)
+            chunk_blocks = self.limits.blocks_for(partial.computed_tokens + tokens) - (
+                partial.private_blocks + len(partial.shared)
+            )
+            if self.pool.allocate(needed + chunk_blocks):
+                partial.private_blocks += chunk_blocks
+                self._chunks.append((partial, tokens))
+                return False
+        return self._grow_one_by_one(step)
+
+    def _grow_one_by_one(self, step: int) -> bool:
+        order = list(self._running)
+        size = len(self._residues)
+        index = 0
+        while index < len(order):
+            sequence = order[index]
+            if sequence.decoding:
+                fits = (sequence.offset + step) % size != 0 or self.pool.allocate(1)
+                tokens = 0
+            else:
+                # Every sequence before it decodes and takes one token of the budget.
+                budget = self.limits.max_num_batched_tokens - index
+                tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+                fits = self._grow(sequence, tokens)
+            if not fits:
+                victim = order.pop()
+                self._leave(victim, step)
+                self._requeue(victim)
+                continue
+            if tokens:
+                self._chunks.append((sequence, tokens))
+            index += 1
+        return True
+
+    def _admit_waiting(self, now_s: float) -> None:
+        limits, waiting, running = self.limits, self._waiting, self._running
+        budget = limits.max_num_batched_tokens - self._decoding - sum(tokens for _, tokens in self._chunks)
+        while waiting and budget > 0 and len(running) < limits.max_num_seqs:
+            sequence = waiting[0]
+            tokens = self._admit(sequence, budget)
+            if tokens is None:
+                break
+            waiting.popleft()
+            self._order += 1
+            sequence.order = self._order
+            running[sequence] = None
+            if sequence.scheduled_s is None:
+                sequence.scheduled_s = max(now_s, sequence.arrival_s)
+            budget -= tokens
+            self._chunks.append((sequence, tokens))
+
+    def _mixed_work(self) -> BatchWork:
+        prefill_tokens, decode_seqs, kv_tokens, pairs = 0, self._decoding, self._kv_tokens(), 0.0
+        for sequence, tokens in self._chunks:
+            if tokens == 1:
+                decode_seqs += 1
+                kv_tokens += sequence.computed_tokens
+            else:
+                prefill_tokens += tokens
+                pairs += tokens * (sequence.computed_tokens + tokens / 2)
+        return BatchWork(prefill_tokens, decode_seqs, kv_tokens, pairs)
+
+    def _begin_decoding(self, now_s: float, preempted: bool) -> None:
+        """Plan a run of iterations that only decode; the blocks of the first one are taken."""
+        step, ends = self.counters.steps, self._ends
+        while ends[0][2].order != ends[0][1]:
+            heapq.heappop(ends)
+        steps = 1 if preempted else ends[0][0] - step
+        if steps > 1:
+            blocks = self.pool.available_blocks
+            if self._waiting and self._waiting[0].request.block_hashes:
+                # Evicting cached blocks can change what the head of the queue needs: stop before that.
+                blocks -= self.pool.idle_blocks
+            steps = 1 + self._steps_within(step + 1, blocks, steps - 1)
+        curve: DecodeCurve = self._curves.of(self._decoding)
+        kv_tokens = self._kv_tokens()
+        self._run_steps = steps
+        self.next_s = now_s + curve.total_s(kv_tokens, steps)
+        if self._deferred:
+            deferred_s = self.next_deferred_s()
+            if deferred_s is not None:
+                self._reconsider(deferred_s)
