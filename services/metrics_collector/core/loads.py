@@ -67,6 +67,13 @@ class ReplicaLoads:
             if abs(now_s - gateway.at_s) < self._expiry_s
         }
 
+    def totals(self, now_s: float) -> dict[str, ReplicaLoad]:
+        """Every replica that a gateway has named, summed over gateways."""
+        totals = dict(self._others)
+        for name in self.heard(now_s):
+            _add(totals, self._gateways[name].replicas.items())
+        return totals
+
     def load(self, replica: str, now_s: float) -> tuple[int, float] | None:
         """(requests that gateways have open at it, seconds since it was seen to move); None where none has named it."""
         heard = self.heard(now_s)

@@ -48,12 +48,8 @@ class Allotment:
         self._changed = asyncio.Event()
         self.everything: Mapping[str, Target] = {}
         self._own: frozenset[str] = frozenset()
+        self._applied: Mapping[str, Target] = {}
         self._elsewhere: dict[RoleKey, frozenset[str]] = {}
-
-    @property
-    def own(self) -> frozenset[str]:
-        """The ids of the targets that are scraped here."""
-        return self._own
 
     def elsewhere(self) -> Mapping[RoleKey, frozenset[str]]:
         """The replicas that other collectors scrape, by role."""
@@ -66,11 +62,14 @@ class Allotment:
 
     def settled(self) -> None:
         """Give up what is not this collector's, and take what is, soon."""
-        share = self._membership.share(self.everything.keys())
+        share = self._share()
         kept = self._own & share
         self._own = kept
         # Also for those that stay: what their source says of them may be new.
-        self._apply({target_id: self.everything[target_id] for target_id in sorted(kept)}, {})
+        own = {target_id: self.everything[target_id] for target_id in sorted(kept)}
+        if own != self._applied:
+            self._applied = own
+            self._apply(own, {})
         elsewhere: dict[RoleKey, set[str]] = {}
         for target_id, target in self.everything.items():
             if target_id not in share and target.placed:
@@ -78,6 +77,16 @@ class Allotment:
         self._elsewhere = {key: frozenset(names) for key, names in elsewhere.items()}
         if share - kept:
             self._changed.set()
+
+    def _share(self) -> frozenset[str]:
+        """Servers by the members' common reckoning; exporters of the nodes that one of these servers runs on."""
+        servers = [target_id for target_id, target in self.everything.items() if not target.exporter]
+        share = self._membership.share(servers)
+        exporters = {target_id: target for target_id, target in self.everything.items() if target.exporter}
+        if not exporters:
+            return share
+        nodes = {(self.everything[target_id].cluster, self.everything[target_id].node) for target_id in share}
+        return share | {target_id for target_id, one in exporters.items() if (one.cluster, one.node) in nodes}
 
     async def run(self, context: ServiceContext) -> None:
         """Take what is new, until the service stops."""
@@ -87,7 +96,9 @@ class Allotment:
 
     async def take(self) -> None:
         """Take what is this collector's and not scraped yet. A store that is away has no seeds to give."""
-        new = self._membership.share(self.everything.keys()) - self._own
+        new = self._share() - self._own
+        if not new:
+            return
         wanted: dict[RoleKey, list[str]] = {}
         for target_id in sorted(new):
             target = self.everything[target_id]
@@ -100,8 +111,8 @@ class Allotment:
             found = {}
         oldest_s = self._now_s() - SEED_AGE_S
         # Members and targets may have changed while the store was read.
-        self._own |= new & self._membership.share(self.everything.keys())
-        own = {target_id: self.everything[target_id] for target_id in sorted(self._own)}
+        self._own |= new & self._share()
+        own = self._applied = {target_id: self.everything[target_id] for target_id in sorted(self._own)}
         seeds = {
             target_id: found[target.replica]
             for target_id, target in own.items()

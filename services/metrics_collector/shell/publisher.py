@@ -8,12 +8,14 @@ go on in memory.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from redis.exceptions import ResponseError
 
 from metrics_collector.core.demand import DemandBoard, forget, front_door_partials
+from metrics_collector.core.liveness import Witness
+from metrics_collector.core.loads import ReplicaLoads
 from metrics_collector.core.rounds import ClosedSlice, Slice, close_slice, slices_of
 from metrics_collector.core.schedule import next_round
 from metrics_collector.core.targets import RoleKey
@@ -53,7 +55,9 @@ class Publisher:
         replica_revisions: Callable[[], Mapping[str, int]],
         now_s: Callable[[], float],
         on_observation: Callable[[pb.RoleObservation], None],
+        loads: ReplicaLoads,
     ) -> None:
+        self._loads = loads
         self._settings = settings
         self._scraper = scraper
         self._metrics = metrics
@@ -90,8 +94,9 @@ class Publisher:
         length_s = settings.window_s_at(group.interval_s)
         window = Window(start_s=end_s - length_s, end_s=end_s)
         closed: list[ClosedSlice] = []
+        witnesses = self._witnesses()
         for part in self._slices(group):
-            closed.append(self._close(part, window))
+            closed.append(self._close(part, window, witnesses))
             await asyncio.sleep(0)
         self.demand = forget(self.demand, now_s=end_s)
         partials = [partial for one in closed for partial in one.partials]
@@ -134,14 +139,25 @@ class Publisher:
             )
         return group.slices
 
-    def _close(self, part: Slice, window: Window) -> ClosedSlice:
+    def _witnesses(self) -> Mapping[str, Witness]:
+        """What servers' own counts and gateways' reports say beside the pages, by target."""
+        scraper = self._scraper
+        found = dict(scraper.witnesses)
+        for replica, load in self._loads.totals(self._now_s()).items():
+            if replica in scraper.targets:
+                own = found.get(replica, Witness())
+                since_s = load.moved_at_s if load.in_flight else own.open_since_s
+                found[replica] = replace(own, in_flight=load.in_flight, open_since_s=since_s)
+        return found
+
+    def _close(self, part: Slice, window: Window, witnesses: Mapping[str, Witness]) -> ClosedSlice:
         scraper = self._scraper
         closed = close_slice(
             scraper.table,
             part,
             window,
             states=[scraper.statuses[target_id].failure for target_id in part.roster.target_ids],
-            witnesses=scraper.witnesses,
+            witnesses=witnesses,
             gpus={},
             collector=self._settings.collector_name,
             replica_revisions=self._replica_revisions(),

@@ -1,15 +1,23 @@
 """Puts the collector together and runs it until the stop."""
 
+from collections.abc import Collection, Mapping, Sequence
+
 import structlog
 
+from metrics_collector.core.demand import without
+from metrics_collector.core.loads import ReplicaLoads
 from metrics_collector.core.oldpage import PageReader, load_dialects
-from metrics_collector.core.targets import merge_targets
+from metrics_collector.core.sharing import sources_fingerprint
+from metrics_collector.core.targets import RoleKey, Target, merge_targets
+from metrics_collector.shell.allotment import Allotment, Seeds
 from metrics_collector.shell.archive import Archive
+from metrics_collector.shell.http_sd import HttpTargets, shown
+from metrics_collector.shell.membership import Membership
 from metrics_collector.shell.metrics import FleetMetrics, ScrapeMetrics
 from metrics_collector.shell.publisher import Publisher
 from metrics_collector.shell.rules import RulesByService, raise_file_limit
 from metrics_collector.shell.scraper import Scraper
-from metrics_collector.shell.servicer import SERVICE_NAME, CollectorServicer
+from metrics_collector.shell.servicer import SERVICE_NAME, CollectorServicer, bookmark, observed
 from metrics_collector.shell.settings import CollectorSettings
 from metrics_collector.shell.sources import ActuatorTargets, FileTargets, load_file
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
@@ -74,6 +82,26 @@ class _Collector:
         metrics = ScrapeMetrics(context.registry)
         self.actuators: list[ActuatorTargets] = []
         self._files = FileTargets(settings.targets_files, self.update_targets)
+        self._urls = HttpTargets(
+            settings.targets_urls,
+            self.update_targets,
+            interval_s=settings.http_sd_interval_s,
+            timeout_s=settings.http_sd_timeout_s,
+            max_bytes=settings.http_sd_max_bytes,
+            ca_file=settings.http_sd_ca_file,
+            token_file=settings.http_sd_token_file,
+        )
+        loads = self._loads = ReplicaLoads(expiry_s=settings.demand_expiry_s)
+        self._membership = Membership(
+            store,
+            name=settings.collector_name,
+            sources=sources_fingerprint(settings.sources()),
+            interval_s=settings.scrape_interval_s,
+            now_s=self._clock.now_s,
+            on_settled=self._settled,
+            demand=lambda: loads.told(settings.collector_name, self._clock.now_s()),
+            on_demand=self._take_demand,
+        )
         reader = PageReader(load_dialects())
         self._rules = RulesByService(settings, reader.sample_names())
         self._scraper = Scraper(settings, self._rules.of, reader, metrics, now_s=self._clock.now_s)
@@ -84,8 +112,13 @@ class _Collector:
                 collector=settings.collector_name,
                 history_windows=settings.history_windows,
                 history_retention_s=settings.history_retention_s,
+                may_write=self._membership.may_report,
+                elsewhere=self._elsewhere,
+                collectors=lambda: self._membership.collectors,
             )
 
+        archive = new_archive()
+        self._allotment = Allotment(self._membership, archive, apply=self._scrape, now_s=self._clock.now_s)
         self._publisher = Publisher(
             settings,
             new_archive,
@@ -93,11 +126,12 @@ class _Collector:
             metrics,
             replica_revisions=self._replica_revisions,
             now_s=self._clock.now_s,
-            on_observation=lambda item: self._hub.publish(pb.WatchObservationsResponse(observation=item)),
+            on_observation=lambda item: self._hub.publish(observed(item)),
+            loads=loads,
         )
         self._hub: WatchHub[pb.WatchObservationsResponse] = WatchHub(
             snapshot=list,
-            bookmark=lambda: pb.WatchObservationsResponse(bookmark=pb.Bookmark(revision=self._publisher.revision)),
+            bookmark=lambda: bookmark(self._publisher.revision),
             stopping=context.stopping,
         )
         context.registry.register(
@@ -105,18 +139,20 @@ class _Collector:
                 self._publisher.fresh,
                 lambda: self._scraper.statuses,
                 lambda: {actuator.cluster: actuator.connected for actuator in self.actuators},
-                lambda: {str(path): path not in self._files.errors for path in settings.targets_files},
+                self._readable,
             )
         )
         self._server = RpcServer(settings, context)
         servicer = CollectorServicer(
-            new_archive(),
+            archive,
             self._publisher,
             self._hub,
-            targets=lambda: self._scraper.targets,
+            targets=lambda: self._allotment.everything,
             statuses=lambda: self._scraper.statuses,
             now_s=self._clock.now_s,
             keep_s=settings.window_s + settings.demand_expiry_s,
+            loads=loads,
+            sharers=lambda: self._membership.sharers,
         )
         self._server.add(collector_pb2_grpc.add_CollectorServiceServicer_to_server, servicer, SERVICE_NAME)
 
@@ -128,6 +164,8 @@ class _Collector:
             if not await self._store_is_up():
                 return
             await self._clock.refresh()
+            if not await self._joined():
+                return
             self._files.poll()
             self._server.set_serving(SERVICE_NAME, True)
             await run_until_stopped(
@@ -135,10 +173,14 @@ class _Collector:
                 self._clock.run(context.stopping),
                 self._files.run(context, interval_s=settings.targets_poll_s),
                 *(one.run(context, lost_after_s=settings.actuator_lost_after_s) for one in self.actuators),
+                self._urls.run(context),
+                self._membership.run(context),
+                self._allotment.run(context),
                 self._rules.run(context),
                 self._scraper.run(context.stopping),
                 self._publisher.run(context),
             )
+            await self._membership.leave()
         finally:
             await self._server.drain()
 
@@ -154,14 +196,47 @@ class _Collector:
                 return True
         return False
 
+    async def _joined(self) -> bool:
+        """Takes this collector's lease; False at a stop. Raises ``StartupError`` for a name that is in use."""
+        while not self._context.stopping.is_set():
+            try:
+                await self._membership.join(self._context)
+            except StoreUnavailable as error:
+                log.info("the collector has no lease yet", error=str(error))
+                await self._context.pause(0.2)
+            else:
+                return True
+        return False
+
     def update_targets(self) -> None:
         """A source has changed."""
         targets = merge_targets(
-            self._files.targets,
+            [*self._files.targets, *self._urls.targets],
             [target for one in self.actuators for target in one.targets],
             actuators_configured=bool(self._settings.actuators),
         )
+        self._allotment.update(targets)
+
+    def _scrape(self, targets: Mapping[str, Target], seeds: Seeds) -> None:
+        """Scrape these, and begin those in ``seeds`` where another collector, or this one before, has stopped."""
         self._scraper.update(targets)
+        for target_id, (at_s, reading) in seeds.items():
+            self._scraper.table.seed(target_id, reading.schema, reading.values, at_s=at_s)
+
+    def _settled(self) -> None:
+        self._allotment.settled()
+
+    def _elsewhere(self) -> Mapping[RoleKey, Collection[str]]:
+        return self._allotment.elsewhere()
+
+    def _take_demand(self, others: Sequence[pb.CollectorDemand]) -> None:
+        gone = self._loads.take(others, self._clock.now_s())
+        self._publisher.demand = without(self._publisher.demand, gone)
+
+    def _readable(self) -> dict[str, bool]:
+        """Whether the newest version of each document of targets was good."""
+        files = {str(path): path not in self._files.errors for path in self._settings.targets_files}
+        return files | {shown(url): url not in self._urls.errors for url in self._settings.targets_urls}
 
     def _replica_revisions(self) -> dict[str, int]:
         return {one.cluster: one.revision for one in self.actuators if one.revision is not None}

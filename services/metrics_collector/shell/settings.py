@@ -3,13 +3,15 @@
 import math
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from metrics_collector.core.exposition import MAX_PAGE_BYTES
 from metrics_collector.core.targets import ROLES
 from metrics_collector.core.window import window_length_s
 from metrics_collector.shell.client import Gzip
+from metrics_collector.shell.http_sd import MAX_ANSWER_BYTES
 from trimtab.api.common.v1 import types_pb2
 from trimtab.config.settings import Address, Name, ServiceSettings
 
@@ -26,6 +28,13 @@ class CollectorSettings(ServiceSettings):
     collector_name: Name = Field("collector-0", description="name of this collector, unique among those of a store")
     actuators: dict[Name, Address] = Field({}, description="cluster=host:port of the actuators, the reference")
     targets_files: list[Path] = Field([], description="Prometheus file_sd documents, JSON or YAML; re-read on change")
+    targets_urls: list[str] = Field([], description="Prometheus http_sd URLs, which answer with a JSON document")
+    http_sd_interval_s: float = Field(30.0, ge=0.1, le=3600, description="from one asking of a URL to the next")
+    http_sd_timeout_s: float = Field(10.0, gt=0, le=600, description="bound of one answer")
+    http_sd_max_bytes: int = Field(MAX_ANSWER_BYTES, ge=1024, le=MAX_ANSWER_BYTES, description="largest answer")
+    http_sd_ca_file: Path | None = Field(None, description="PEM CA of https URLs; default: the system's authorities")
+    http_sd_token_file: Path | None = Field(None, description="bearer token for the URLs; read with every request")
+    share_targets: bool = Field(True, description="share targets with collectors of the same store and sources")
     targets_poll_s: float = Field(1.0, ge=0.05, le=600, description="how often the files are looked at")
     scrape_interval_s: Interval = Field(1.0, description="from scrape to scrape, and window to window")
     scrape_interval_by_service: dict[Name, Interval] = Field({}, description="service=seconds, where it is another")
@@ -51,6 +60,15 @@ class CollectorSettings(ServiceSettings):
     history_windows: int = Field(3600, ge=1, le=100_000, description="windows kept per role and collector")
     history_retention_s: float = Field(3600.0, gt=0, description="how long windows are kept")
 
+    @field_validator("targets_urls")
+    @classmethod
+    def _check_urls(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url[:80]!r} must be a URL such as http://inventory:8000/targets")
+        return urls
+
     @model_validator(mode="after")
     def _check_times(self) -> "CollectorSettings":
         if self.scrape_timeout_s >= self.scrape_interval_s:
@@ -72,6 +90,14 @@ class CollectorSettings(ServiceSettings):
                     f"stuck after {shortest_s:g} s: raise stuck_after_s and stuck_after_by_role"
                 )
         return self
+
+    def sources(self) -> list[str]:
+        """Where targets come from, and how they are read: collectors with the same ones may share targets."""
+        found = [f"actuator {cluster}" for cluster in self.actuators]
+        found += [f"file {path}" for path in self.targets_files]
+        found += [f"url {url}" for url in self.targets_urls]
+        found.append(f"interval {self.scrape_interval_s:g} {sorted(self.scrape_interval_by_service.items())}")
+        return found if self.share_targets else [*found, f"alone {self.collector_name}"]
 
     def interval_of(self, service: str) -> float:
         """From scrape to scrape and from window to window of a service, in seconds."""
