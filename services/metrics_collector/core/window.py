@@ -65,7 +65,7 @@ def time_averages(at_s: Floats, readings: Floats, window: Window) -> Floats:
     shape = (len(at_s), readings.shape[2])
     area, span_s = np.zeros(shape), np.zeros(shape)
     then_s, then, newest = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, np.nan)
-    for row in range(at_s.shape[1]):
+    for row in np.flatnonzero((at_s <= window.end_s).any(axis=0)).tolist():
         now = readings[:, row]
         now_s = np.broadcast_to(at_s[:, row, None], shape)
         present = ~np.isnan(now) & (now_s <= window.end_s)
