@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.store.observations import age_s, histogram_quantile, merge, signal, window_end_s
+from trimtab.store.observations import age_s, histogram_quantile, merge, merge_service, signal, window_end_s
 
 TPS = pb.SIGNAL_DECODE_TPS
 KV = pb.SIGNAL_KV_USAGE_RATIO
@@ -26,11 +26,12 @@ def partial(
     latencies: tuple[pb.LatencyPartial, ...] = (),
     revisions: dict[str, int] | None = None,
     service: str = "chat",
+    role: "types_pb2.Role.ValueType" = types_pb2.ROLE_DECODE,
 ) -> pb.RolePartial:
     made = pb.RolePartial(
         collector=collector,
         service=service,
-        role=types_pb2.ROLE_DECODE,
+        role=role,
         reported_replicas=reported,
         missing_replicas=missing,
         signals=signals,
@@ -285,6 +286,150 @@ def test_a_role_is_merged_with_itself_only() -> None:
         merge([partial("c1"), partial("c2", service="other")])
 
 
+# Several collectors: each gives its two newest partials
+
+
+def two(
+    collector: str, end_s: float, *names: str, each: float = 10.0, before: tuple[str, ...] | None = None
+) -> list[pb.RolePartial]:
+    """The partials of ``end_s``, at ``each`` a replica, and of the second before, where a replica did half of that."""
+    earlier = names if before is None else before
+    return [
+        partial(collector, end_s=end_s, reported=names, signals=(tps(each * len(names), len(names)),)),
+        partial(collector, end_s=end_s - 1, reported=earlier, signals=(tps(each / 2 * len(earlier), len(earlier)),)),
+    ]
+
+
+def test_a_reader_between_two_collectors_writes_sums_one_moment() -> None:
+    merged = merge([*two("c1", 106, "a", "b"), *two("c2", 105, "c")])
+
+    assert window_end_s(merged) == 105
+    assert shown(signal(merged, TPS)) == (20.0, "ok", 3, 3), "5 each of c1 at 105, and 10 of c2"
+
+
+def test_when_all_have_written_the_newest_window_counts() -> None:
+    merged = merge([*two("c1", 106, "a", "b"), *two("c2", 106, "c")])
+
+    assert window_end_s(merged) == 106
+    assert shown(signal(merged, TPS)) == (30.0, "ok", 3, 3)
+
+
+def test_a_collector_two_rounds_late_is_missing_not_mixed_in() -> None:
+    merged = merge([*two("c1", 107, "a", "b"), *two("c2", 105, "c")])
+
+    assert window_end_s(merged) == 107
+    assert shown(signal(merged, TPS)) == (20.0, "partial", 2, 3)
+    assert list(merged.missing_replicas) == ["c"]
+
+
+def test_a_collector_that_begins_does_not_hide_the_others() -> None:
+    merged = merge([*two("c1", 106, "a", "b"), two("c2", 106, "c")[0]])
+
+    assert (window_end_s(merged), shown(signal(merged, TPS))) == (106, (30.0, "ok", 3, 3))
+
+
+def test_a_replica_handed_over_is_counted_once_and_no_other_is_lost() -> None:
+    """c2 takes b from c1: at 106 both report it, at 105 only c1 did."""
+    merged = merge([*two("c1", 106, "a", "b"), *two("c2", 106, "b", "c", before=("c",))])
+
+    assert window_end_s(merged) == 105
+    assert shown(signal(merged, TPS)) == (15.0, "ok", 3, 3)
+
+
+def test_a_replica_that_two_collectors_keep_reporting_is_counted_once_still() -> None:
+    merged = merge([*two("c1", 106, "a", "b"), *two("c2", 106, "b", "c", "d")])
+
+    assert window_end_s(merged) == 106
+    assert shown(signal(merged, TPS)) == (30.0, "partial", 3, 4)
+    assert list(merged.missing_replicas) == ["a"]
+
+
+def test_what_a_dead_collectors_heir_reports_is_whole_at_once() -> None:
+    merged = merge([*two("c1", 108, "a", "b", "c", before=("a", "b")), *two("c2", 105, "c")])
+
+    assert (window_end_s(merged), shown(signal(merged, TPS))) == (108, (30.0, "ok", 3, 3))
+
+
+def test_requests_at_sleepers_are_measured_by_the_sleepers() -> None:
+    asleep = pb.SignalPartial(signal=pb.SIGNAL_ASLEEP_LOAD, sum=4, reported=2, weight=3)
+
+    merged = merge([partial(signals=(asleep, tps(10.0)))], expected=["a", "b"])
+
+    assert shown(signal(merged, pb.SIGNAL_ASLEEP_LOAD)) == (4.0, "partial", 2, 3)
+    assert shown(signal(merged, TPS)) == (10.0, "ok", 2, 2)
+
+
+def test_gpu_ratios_are_weighted_and_power_is_not() -> None:
+    gpu = (
+        pb.SignalPartial(signal=pb.SIGNAL_GPU_UTILISATION_RATIO, sum=2.0, weight=4, reported=2),
+        pb.SignalPartial(signal=pb.SIGNAL_GPU_POWER_W, sum=900.0, reported=2),
+    )
+
+    merged = merge([partial(signals=gpu)])
+
+    assert signal(merged, pb.SIGNAL_GPU_UTILISATION_RATIO).value == 0.5
+    assert signal(merged, pb.SIGNAL_GPU_POWER_W).value == 900.0
+
+
+# A service over its roles
+
+PREFILL, DECODE = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
+
+
+def rps(total: float, reported: int) -> pb.SignalPartial:
+    return pb.SignalPartial(signal=pb.SIGNAL_REQUEST_RPS, sum=total, reported=reported)
+
+
+def served() -> list[pb.RolePartial]:
+    """A prefill replica and two for decode: every request passes both roles, and is finished in each."""
+    quick, slow = ttft([8, 2, 0, 0]), ttft([0, 0, 10, 0])
+    waited = pb.SignalPartial(signal=pb.SIGNAL_WAITING, sum=3, reported=1)
+    return [
+        partial(role=PREFILL, reported=("p",), signals=(tps(1.0, 1), rps(5, 1), waited), latencies=(quick,)),
+        partial(role=DECODE, reported=("d1", "d2"), signals=(tps(200.0), rps(5, 2)), latencies=(slow,)),
+        partial(role=types_pb2.ROLE_UNSPECIFIED, reported=("gateway",), signals=(tps(77.0, 1),)),
+    ]
+
+
+def test_a_service_adds_its_roles_and_counts_no_request_twice() -> None:
+    merged = merge_service(served())
+
+    assert (merged.service, merged.role) == ("chat", types_pb2.ROLE_UNSPECIFIED)
+    assert shown(signal(merged, TPS)) == (201.0, "ok", 3, 3)
+    assert shown(signal(merged, pb.SIGNAL_REQUEST_RPS)) == (5.0, "ok", 2, 2)
+    assert list(merged.reported_replicas) == ["d1", "d2", "p"]
+    (latency,) = merged.latencies
+    assert latency.count == 10, "the first token is the prefill role's"
+    assert latency.p95_s.value == pytest.approx(0.1 + 0.4 * 1.5 / 2)
+
+
+def test_a_service_of_which_a_role_lacks_a_replica_is_partial() -> None:
+    merged = merge_service(served(), expected={PREFILL: ["p", "p2"], DECODE: ["d1", "d2"]})
+
+    assert shown(signal(merged, TPS)) == (201.0, "partial", 3, 4)
+    assert list(merged.missing_replicas) == ["p2"]
+
+
+def test_a_signal_of_one_role_is_partial_for_the_service() -> None:
+    assert shown(signal(merge_service(served()), pb.SIGNAL_WAITING)) == (3.0, "partial", 1, 3)
+
+
+def test_a_colocated_service_is_its_one_role() -> None:
+    made = partial(role=types_pb2.ROLE_COLOCATED, signals=(tps(10.0), rps(4, 2)), latencies=(ttft([9, 0, 1, 0]),))
+
+    whole, role = merge_service([made]), merge([made])
+
+    assert list(whole.signals) == list(role.signals)
+    assert list(whole.latencies) == list(role.latencies)
+
+
+def test_a_service_is_merged_with_itself_only() -> None:
+    with pytest.raises(ValueError, match="no partial"):
+        merge_service([partial(role=types_pb2.ROLE_UNSPECIFIED)])
+    with pytest.raises(ValueError, match="different services"):
+        merge_service([partial(), partial(service="other")])
+
+
 numbers = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(min_value=0, max_value=1e9))
 counts = st.integers(min_value=0, max_value=5)
 signal_partials = st.builds(
@@ -315,6 +460,17 @@ partials = st.lists(
     min_size=1,
     max_size=5,
 )
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 3), replica_names), min_size=1, max_size=6))
+def test_no_replica_is_ever_counted_twice(words: list[tuple[str, int, tuple[str, ...]]]) -> None:
+    made = [
+        partial(name, end_s=100.0 + end_s, reported=names, signals=(tps(float(len(names)), len(names)),))
+        for name, end_s, names in words
+    ]
+
+    for merged in (merge(made), merge_service(made)):
+        assert signal(merged, TPS).value <= len(merged.reported_replicas)
 
 
 @given(partials, st.none() | st.lists(st.sampled_from("abcdefgh"), unique=True), st.randoms())

@@ -103,14 +103,14 @@ def replica_values(
 ) -> Floats:
     """Every signal of every replica, (n, len(SIGNALS)); NaN where there is none.
 
-    ``gpus`` is replica → averages over its GPUs in the window.
+    ``gpus`` is target id → averages over its GPUs in the window.
     """
     values = windows.values.copy()
     values[:, _SLEEPERS] = verdicts.asleep_load
     if gpus:
         nothing = GpuAverages()
         # None becomes NaN.
-        readings = np.array([gpus.get(target.replica, nothing) for target in roster.targets], dtype=np.float64)
+        readings = np.array([gpus.get(name, nothing) for name in roster.target_ids], dtype=np.float64)
         values[:, _GPU_COLUMNS] = np.where(np.isfinite(readings) & (readings >= 0), readings, np.nan)
     return values
 
