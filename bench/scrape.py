@@ -1,120 +1,89 @@
-"""What scraping costs: ``python -m bench.scrape --json``.
+"""What scraping costs, beside Prometheus: ``python -m bench.scrape --json``.
 
-A child process serves one page under many loopback addresses: that of a simulated vLLM server that worked and slept,
-or, with ``--page``, one that a real server wrote. This process runs the whole collector (fetch, parse, windows, store)
-against it, with an embedded store beside. Reported are this process's CPU seconds per 1,000 scrapes, the lateness of
-the scrapes, and how long one page takes to read beside prometheus_client's parser. The figures come from one run on one
-machine; on a busy one they are worse.
+A child serves one real vLLM page from many loopback addresses, whole and filtered. The whole collector (fetch, parse,
+windows, store) runs against it as a process of its own, with an embedded store beside; Debian's Prometheus scrapes the
+same targets at the same cadence at the same time. CPU seconds are user and system time from ``/proc``.
+
+The page is a recording where there are recordings (``TRIMTAB_TEST_MATERIAL``, else ``shared`` beside the checkout) or
+``--page`` names one, else that of a simulated server, padded to the same size; the report says which. Figures are of
+one run on one machine; on a busy one they are worse.
 """
 
 import argparse
-import asyncio
 import gzip
 import json
 import math
 import os
 import platform
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-import uvloop
-from aiohttp import web
-from prometheus_client import CollectorRegistry
+import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics_collector.core.dialect import VLLM_V1
-from metrics_collector.core.exposition import PageReader
-from metrics_collector.shell.serve import serve
-from metrics_collector.shell.settings import CollectorSettings
-from simulator.core.requests import FinishReason
-from simulator.core.tokens import OutputPlan
-from simulator.profiles import packaged_profiles
-from simulator.server.server import ServerSettings, SimulatedServer
-from simulator.server.vllm_metrics import RequestParams
-from trimtab.logging import configure_logging
-from trimtab.rpc.run import ServiceContext
+from bench import _processes as processes
+from bench._simulated import simulated_page
+from metrics_collector.core.oldpage import PageReader, load_dialects
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.store import keys
 from trimtab.store.embedded import EmbeddedStore
 
-REPLICAS_PER_ROLE = 50
-WARM_UP_S = 4.0
-LATENESS_SHARE_BAR = 0.2
-EXTRACT_SPEEDUP_BAR = 20.0
+_CAPTURE = Path("vllm") / "captures" / "metrics-after-load.prom.gz"
+_LATENESS = "trimtab_collector_scrape_lateness_seconds_bucket"
+_SERVICE_ROLE = "ROLE_COLOCATED"
 
 
-def simulated_page() -> bytes:
-    """The page of a simulated server after 50 requests, a sleep and a wake: 53 KB, a little shorter than a real one."""
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
 
-    async def work() -> bytes:
-        profile = packaged_profiles()["a100-8b-tp1"]
-        server = SimulatedServer(ServerSettings("bench-0", "bench", profile, time_scale=100.0))
-        plan, params = OutputPlan(20, FinishReason.LENGTH), RequestParams(n=1, max_tokens=20)
-        await asyncio.gather(*(server.submit(f"r-{index}", "prompt " * 100, plan, params) for index in range(50)))
-        await server.sleep(1, "wait")
-        await server.wake(None)
-        return server.page.render().encode()
-
-    return asyncio.run(work())
+    targets: int
+    cadence_s: float
+    growth: tuple[int, ...]
+    warm_up_s: float
+    seconds: float
 
 
-def read_page(path: Path) -> bytes:
-    """A page from a file, gzip when the name ends in ``.gz``."""
-    raw = path.read_bytes()
-    return gzip.decompress(raw) if path.suffix == ".gz" else raw
+FULL = Plan(targets=1000, cadence_s=5.0, growth=(100, 1000, 5000), warm_up_s=13.0, seconds=20.0)
+QUICK = Plan(targets=200, cadence_s=2.0, growth=(50, 100, 200), warm_up_s=8.0, seconds=6.0)
+TINY = Plan(targets=20, cadence_s=0.5, growth=(10, 20), warm_up_s=1.5, seconds=1.5)
+
+BARS: Mapping[str, tuple[float, bool]] = {
+    "full_ratio": (0.30, True),
+    "filtered_ratio": (0.80, True),
+    "growth_exponent": (1.05, True),
+    "targets_per_core_1s": (4000, False),
+    "extract_speedup": (100, False),
+    "p99_lateness_share": (0.2, True),
+}
+"""Name → (bar, whether the value has to stay at or below it; else at or above)."""
 
 
-def filter_page(page: bytes) -> bytes:
+def find_page(given: Path | None) -> tuple[bytes, str]:
+    """The page, and where it comes from."""
+    folder = Path(os.environ.get("TRIMTAB_TEST_MATERIAL") or Path(__file__).resolve().parents[2] / "shared")
+    path = given or folder / _CAPTURE
+    if given is not None or path.exists():
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw), f"recorded: {path.name}"
+    return simulated_page(), "simulated, padded to the size of a real one"
+
+
+def filter_page(page: bytes, names: Sequence[str]) -> bytes:
     """What ``/metrics/?name[]=…`` answers: the samples that are asked for, under their families' headers."""
-    names = frozenset(name.encode() for name in VLLM_V1.sample_names())
-    families = frozenset(name.removesuffix(b"_bucket") for name in names)
+    wanted = frozenset(name.encode() for name in names)
+    families = wanted | {name.removesuffix(suffix) for name in wanted for suffix in (b"_bucket", b"_sum", b"_count")}
     kept: list[bytes] = []
     for line in page.splitlines(keepends=True):
         words = line.split(None, 3)
-        wanted = words[2] in families if line.startswith(b"#") else words[0].partition(b"{")[0] in names
-        if wanted:
+        if words[2] in families if line.startswith(b"#") else words[0].partition(b"{")[0] in wanted:
             kept.append(line)
     return b"".join(kept)
-
-
-def serve_pages(port: int, page: bytes) -> None:
-    """The child: the page under every loopback address, whole at /metrics, filtered at /metrics/."""
-    filtered = filter_page(page)
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(body=filtered if request.path == "/metrics/" else page, content_type="text/plain")
-
-    application = web.Application()
-    application.router.add_get("/metrics", answer)
-    application.router.add_get("/metrics/", answer)
-    web.run_app(application, host="0.0.0.0", port=port, access_log=None, print=None, loop=uvloop.new_event_loop())
-
-
-def write_targets(path: Path, count: int, port: int) -> None:
-    """``count`` replicas at addresses of their own, some to each role."""
-    groups = [
-        {
-            "targets": [f"127.0.{1 + index // 250}.{1 + index % 250}:{port}"],
-            "labels": {"service": f"s-{index // REPLICAS_PER_ROLE}", "role": "colocated", "replica": f"r-{index}"},
-        }
-        for index in range(count)
-    ]
-    path.write_text(json.dumps(groups))
-
-
-def await_port(port: int) -> None:
-    """Wait until somebody listens. Raises ``TimeoutError``."""
-    give_up = time.monotonic() + 20
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if time.monotonic() > give_up:
-            raise TimeoutError(f"nobody listens on port {port}")
-        time.sleep(0.05)
 
 
 def seconds_per_call(call: Callable[[], object], repeats: int) -> float:
@@ -128,123 +97,249 @@ def seconds_per_call(call: Callable[[], object], repeats: int) -> float:
     return best
 
 
-def lateness_quantile(before: dict[float, float], after: dict[float, float], quantile: float) -> float:
-    """Upper bound of the bucket that holds the quantile of what came between two readings."""
-    grown = {bound: after[bound] - before[bound] for bound in after}
-    return next(bound for bound in sorted(grown) if grown[bound] >= quantile * grown[math.inf])
-
-
-def lateness_buckets(registry: CollectorRegistry) -> dict[float, float]:
-    """The collector's own histogram, cumulative."""
-    return {
-        float(sample.labels["le"]): sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-        if sample.name == "trimtab_collector_scrape_lateness_seconds_bucket"
-    }
-
-
-async def scrape(url: str, targets: Path, *, filtered: bool, seconds: float) -> dict[str, float]:
-    """Run the collector for ``seconds`` after its warm-up; what that cost."""
-    settings = CollectorSettings(
-        listen="127.0.0.1:0", store_url=url, targets_files=[targets], filter_pages=filtered, drain_grace_s=0.0
-    )
-    context = ServiceContext("bench")
-    running = asyncio.create_task(serve(settings, context))
-    await asyncio.sleep(WARM_UP_S)
-
-    def scrapes(state: str) -> float:
-        return context.registry.get_sample_value("trimtab_collector_scrapes_total", {"state": state}) or 0.0
-
-    good, bad = scrapes("up"), scrapes("down") + scrapes("bad_page")
-    buckets, cpu_s = lateness_buckets(context.registry), time.process_time()
-    await asyncio.sleep(seconds)
-    cpu_s = time.process_time() - cpu_s
-    good, bad = scrapes("up") - good, scrapes("down") + scrapes("bad_page") - bad
-    p99_s = lateness_quantile(buckets, lateness_buckets(context.registry), 0.99)
-    context.stopping.set()
-    await running
-    return {
-        "scrapes": good,
-        "failed_scrapes": bad,
-        "cpu_s_per_1000_scrapes": cpu_s / good * 1000 if good else math.inf,
-        "p99_lateness_share": p99_s / settings.scrape_interval_s,
-    }
-
-
-def run(targets: int, seconds: float, page: bytes) -> dict[str, object]:
-    """The whole report."""
-    reader = PageReader(VLLM_V1)
-    ours_s = seconds_per_call(lambda: reader.read(page), 200)
+def extract_speedup(page: bytes) -> dict[str, float]:
+    """One page through this reader and through prometheus_client's parser."""
+    reader = PageReader(load_dialects())
+    _, hint = reader.read(page, None)
+    ours_s = seconds_per_call(lambda: reader.read(page, hint), 300)
     theirs_s = seconds_per_call(lambda: list(text_string_to_metric_families(page.decode())), 5)
-    with socket.socket() as probe, socket.socket() as other:
-        probe.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        page_port, store_port = probe.getsockname()[1], other.getsockname()[1]
-    results: dict[str, dict[str, float]] = {}
+    return {"read_page_s": ours_s, "prometheus_client_s": theirs_s, "speedup": theirs_s / ours_s}
+
+
+def growth_exponent(costs: Mapping[int, float]) -> float:
+    """Slope of log CPU over log targets, by least squares."""
+    xs = [math.log(targets) for targets in costs]
+    ys = [math.log(cost) for cost in costs.values()]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+class Bench:
+    """The runs. All in one folder, with one page."""
+
+    def __init__(self, folder: Path, plan: Plan, full: bytes, names: Sequence[str]) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.full = full
+        self.names = names
+        self.filtered = filter_page(full, names)
+
+    def beside_prometheus(self, *, filtered: bool, with_prometheus: bool) -> dict[str, float | None]:
+        """CPU seconds per 1,000 scrapes of both, at the same time on the same targets."""
+        plan = self.plan
+        with ExitStack() as stack:
+            fleet = stack.enter_context(processes.fleet(self.folder, self.full, self.filtered))
+            store = stack.enter_context(_store(self.folder))
+            ours = stack.enter_context(
+                processes.collector(
+                    self.folder, store, fleet.port, targets=plan.targets, interval_s=plan.cadence_s, filtered=filtered
+                )
+            )
+            theirs = None
+            if with_prometheus:
+                theirs = stack.enter_context(
+                    processes.prometheus(
+                        self.folder,
+                        fleet.port,
+                        targets=plan.targets,
+                        interval_s=plan.cadence_s,
+                        names=self.names if filtered else None,
+                    )
+                )
+            time.sleep(plan.warm_up_s)
+            before, cpu_s = fleet.served(), (ours.cpu_s(), theirs.cpu_s() if theirs is not None else 0.0)
+            time.sleep(plan.seconds)
+            after, grown_s = fleet.served(), (ours.cpu_s(), theirs.cpu_s() if theirs is not None else 0.0)
+        found: dict[str, float | None] = {}
+        for name, start_s, end_s in zip(("collector", "prometheus"), cpu_s, grown_s, strict=True):
+            scrapes = after.get(name, 0) - before.get(name, 0)
+            found[f"{name}_scrapes"] = scrapes
+            found[f"{name}_cpu_s_per_1000"] = (end_s - start_s) / scrapes * 1000 if scrapes else None
+        mine, other = found["collector_cpu_s_per_1000"], found["prometheus_cpu_s_per_1000"]
+        found["ratio"] = mine / other if mine is not None and other else None
+        return found
+
+    def collector_cpu(self, targets: int, interval_s: float, *, warm_up_s: float) -> dict[str, float]:
+        """The collector alone on the filtered page: CPU seconds per second, and per scrape."""
+        with ExitStack() as stack:
+            fleet = stack.enter_context(processes.fleet(self.folder, self.full, self.filtered))
+            store = stack.enter_context(_store(self.folder))
+            ours = stack.enter_context(
+                processes.collector(
+                    self.folder, store, fleet.port, targets=targets, interval_s=interval_s, filtered=True
+                )
+            )
+            time.sleep(warm_up_s)
+            before, cpu_s, at_s = fleet.served()["collector"], ours.cpu_s(), time.monotonic()
+            time.sleep(self.plan.seconds)
+            scrapes = fleet.served()["collector"] - before
+            cpu_s, took_s = ours.cpu_s() - cpu_s, time.monotonic() - at_s
+        return {"scrapes": scrapes, "cpu_s_per_s": cpu_s / took_s, "cpu_s_per_scrape": cpu_s / scrapes}
+
+    def with_hanging(self, targets: int, interval_s: float) -> dict[str, float]:
+        """Lateness of scrapes and age of the samples in the store while every 20th target hangs."""
+        with ExitStack() as stack:
+            fleet = stack.enter_context(processes.fleet(self.folder, self.full, self.filtered, hang_every=20))
+            store = stack.enter_context(_store(self.folder))
+            ours = stack.enter_context(
+                processes.collector(
+                    self.folder, store, fleet.port, targets=targets, interval_s=interval_s, filtered=True
+                )
+            )
+            time.sleep(min(self.plan.warm_up_s, 8.0))
+            before = _buckets(ours.metrics())
+            ages_s = _ages(store, targets, seconds=self.plan.seconds)
+            after = _buckets(ours.metrics())
+        grown = {bound: after[bound] - before[bound] for bound in after}
+        p99_s = _quantile(grown, 0.99)
+        return {
+            "scrapes": grown[math.inf],
+            "p99_lateness_s": p99_s,
+            "p99_lateness_share": p99_s / interval_s,
+            "newest_sample_age_p50_s": ages_s[len(ages_s) // 2],
+            "newest_sample_age_p99_s": ages_s[int(len(ages_s) * 0.99)],
+        }
+
+
+@contextmanager
+def _store(folder: Path) -> Iterator[str]:
+    store = EmbeddedStore(processes.free_port(), Path(tempfile.mkdtemp(dir=folder)))
+    store.start()
+    try:
+        yield store.url
+    finally:
+        store.stop()
+
+
+def _buckets(page: str) -> dict[float, float]:
+    found: dict[float, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == _LATENESS:
+                found[float(sample.labels["le"])] = sample.value
+    return found
+
+
+def _quantile(grown: Mapping[float, float], quantile: float) -> float:
+    """Within its bucket the quantile is taken to lie on a straight line."""
+    wanted, below, lower = quantile * grown[math.inf], 0.0, 0.0
+    for bound in sorted(grown):
+        if grown[bound] >= wanted:
+            if math.isinf(bound):
+                return lower
+            return lower + (bound - lower) * (wanted - below) / max(grown[bound] - below, 1e-9)
+        below, lower = grown[bound], bound
+    return lower
+
+
+def _ages(url: str, targets: int, *, seconds: float) -> list[float]:
+    """How old the newest sample of each answering replica was in the store, looked at again and again; ascending."""
+    services = math.ceil(targets / processes.REPLICAS_PER_SERVICE)
+    ages_s: list[float] = []
+    client = redis.Redis.from_url(url)
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up or not ages_s:
+        for service in range(services):
+            pipeline = client.pipeline(transaction=False)
+            pipeline.time()
+            pipeline.hgetall(keys.latest_samples(f"s-{service}", _SERVICE_ROLE))
+            (whole_s, micros), stored = pipeline.execute()
+            now_s = whole_s + micros / 1e6
+            ages_s += [
+                now_s - pb.ReplicaSample.FromString(data).sample_time.ToMicroseconds() / 1e6 for data in stored.values()
+            ]
+        # No multiple of the interval: each look is at another moment of it.
+        time.sleep(0.37)
+    client.close()
+    return sorted(ages_s)
+
+
+def run(plan: Plan, page: bytes, source: str, *, with_prometheus: bool) -> dict[str, object]:
+    """The whole report."""
+    names = PageReader(load_dialects()).sample_names()
+    version = processes.prometheus_version() if with_prometheus else None
     with tempfile.TemporaryDirectory() as folder:
-        store = EmbeddedStore(store_port, Path(folder) / "store")
-        store.start()
-        page_file = Path(folder) / "page.prom"
-        page_file.write_bytes(page)
-        command = [sys.executable, "-m", "bench.scrape", "--serve", str(page_port), "--page", str(page_file)]
-        child = subprocess.Popen(command)
-        try:
-            await_port(page_port)
-            path = Path(folder) / "targets.json"
-            write_targets(path, targets, page_port)
-            for name, filtered in (("full", False), ("filtered", True)):
-                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    results[name] = runner.run(scrape(store.url, path, filtered=filtered, seconds=seconds))
-        finally:
-            child.terminate()
-            child.wait(10)
-            store.stop()
-    bars = [
-        {
-            "name": "extract_speedup",
-            "value": theirs_s / ours_s,
-            "bar": EXTRACT_SPEEDUP_BAR,
-            "ok": theirs_s / ours_s >= EXTRACT_SPEEDUP_BAR,
-        },
-        {
-            "name": "p99_lateness_share",
-            "value": results["filtered"]["p99_lateness_share"],
-            "bar": LATENESS_SHARE_BAR,
-            "ok": results["filtered"]["p99_lateness_share"] <= LATENESS_SHARE_BAR,
-        },
-    ]
+        bench = Bench(Path(folder), plan, page, names)
+        extract = extract_speedup(page)
+        full = bench.beside_prometheus(filtered=False, with_prometheus=version is not None)
+        filtered = bench.beside_prometheus(filtered=True, with_prometheus=version is not None)
+        growth = {
+            targets: bench.collector_cpu(targets, plan.cadence_s, warm_up_s=plan.warm_up_s)["cpu_s_per_s"]
+            for targets in plan.growth
+        }
+        second = min(1.0, plan.cadence_s)
+        each_second = bench.collector_cpu(plan.targets, second, warm_up_s=min(plan.warm_up_s, 8.0))
+        hanging = bench.with_hanging(plan.targets, second)
+        filtered_bytes = len(bench.filtered)
+    values: dict[str, float | None] = {
+        "full_ratio": full["ratio"],
+        "filtered_ratio": filtered["ratio"],
+        "growth_exponent": growth_exponent(growth),
+        "targets_per_core_1s": 1 / each_second["cpu_s_per_scrape"],
+        "extract_speedup": extract["speedup"],
+        "p99_lateness_share": hanging["p99_lateness_share"],
+    }
     return {
         "machine": {"python": platform.python_version(), "cpus": os.cpu_count(), "platform": platform.machine()},
-        "inputs": {"targets": targets, "seconds": seconds, "interval_s": 1.0, "page_bytes": len(page)},
-        "results": {"read_page_s": ours_s, "prometheus_client_s": theirs_s, **results},
-        "bars": bars,
+        "inputs": {
+            "page": source,
+            "page_bytes": len(page),
+            "filtered_page_bytes": filtered_bytes,
+            "targets": plan.targets,
+            "cadence_s": plan.cadence_s,
+            "growth_cadence_s": plan.cadence_s,
+            "seconds": plan.seconds,
+            "prometheus": version,
+        },
+        "results": {
+            "extract": extract,
+            "full": full,
+            "filtered": filtered,
+            "growth_cpu_s_per_s": {str(targets): cost for targets, cost in growth.items()},
+            "each_second": each_second,
+            "hanging": hanging,
+        },
+        "bars": [
+            _bar(name, value, required=with_prometheus or not name.endswith("_ratio")) for name, value in values.items()
+        ],
     }
+
+
+def _bar(name: str, value: float | None, *, required: bool) -> dict[str, object]:
+    bar, at_most = BARS[name]
+    found: dict[str, object] = {"name": name, "value": value, "bar": bar, "comparison": "<=" if at_most else ">="}
+    if value is None:
+        reason = "left out by --without-prometheus"
+        if required:
+            installed = processes.prometheus_version() is not None
+            reason = "prometheus scraped nothing" if installed else "prometheus is not installed"
+        return found | {"ok": not required, "reason": reason}
+    return found | {"ok": value <= bar if at_most else value >= bar}
 
 
 def main() -> int:
     """Exit status 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--targets", type=int, default=200, help="how many servers, at most 60,000")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each of the two runs is measured")
+    parser.add_argument("--page", type=Path, help="a /metrics page that a server wrote, .gz too")
     parser.add_argument(
-        "--page", type=Path, help="a /metrics page that a server wrote, .gz too; else a simulated one's"
+        "--quick", action="store_true", help="fewer targets and shorter runs: a look, not a measurement"
     )
-    parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--without-prometheus", action="store_true", help="leave the two ratios out")
     arguments = parser.parse_args()
-    page = read_page(arguments.page) if arguments.page is not None else simulated_page()
-    if arguments.serve is not None:
-        serve_pages(arguments.serve, page)
-        return 0
-    configure_logging("bench", level="warning")
-    report = run(arguments.targets, arguments.seconds, page)
+    page, source = find_page(arguments.page)
+    plan = TINY if arguments.tiny else QUICK if arguments.quick else FULL
+    report = run(plan, page, source, with_prometheus=not arguments.without_prometheus)
     bars = report["bars"] if isinstance(report["bars"], list) else []
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
+        print(f"page {source}; prometheus {processes.prometheus_version() or 'not installed'}")
         for bar in bars:
-            print(f"{bar['name']}: {bar['value']:.3g} (bar {bar['bar']:g}) {'ok' if bar['ok'] else 'MISSED'}")
+            value = "unknown" if bar["value"] is None else f"{bar['value']:.3g}"
+            print(f"{bar['name']}: {value} (bar {bar['comparison']} {bar['bar']:g}) {'ok' if bar['ok'] else 'MISSED'}")
     return 0 if all(bar["ok"] for bar in bars) else 1
 
 
