@@ -187,6 +187,10 @@ async def _report_demand(
                 )
                 for report in reports
             ],
+            replicas=[
+                collector_pb2.ReplicaDemand(replica=one.replica, in_flight=one.in_flight, answered=one.answered)
+                for one in demand.report_replicas(dispatcher.router.traffic())
+            ],
         )
         try:
             await stub.ReportDemand(request, timeout=_DEMAND_DEADLINE_S)

@@ -144,6 +144,7 @@ class Router:
         self._tickets: dict[ReplicaKey, dict[Ticket, None]] = {}
         self._queues: dict[str, deque[Ticket]] = {}
         self._avoided: dict[ReplicaKey, _Avoidance] = {}
+        self._answers: dict[ReplicaKey, int] = {}
         self._names: dict[str, str] = {}
         self._distrusted: set[str] = set()
         self._index()
@@ -193,6 +194,7 @@ class Router:
         }
         self._names |= {service: service for service in services}
         self._avoided = {key: value for key, value in self._avoided.items() if key in self._endpoints}
+        self._answers = {key: value for key, value in self._answers.items() if key in self._endpoints}
 
     def revision(self, cluster: str) -> int:
         """The revision applied for `cluster`; 0 before the first."""
@@ -271,7 +273,8 @@ class Router:
         self._avoided[key] = _Avoidance(now_s + avoid_s, failures, failure is Failure.UNREACHABLE)
 
     def answered(self, key: ReplicaKey) -> None:
-        """The replica works; its failures are forgotten."""
+        """A piece of an answer has come: the replica works, its failures are forgotten."""
+        self._answers[key] = self._answers.get(key, 0) + 1
         if self._avoided:
             self._avoided.pop(key, None)
 
@@ -351,6 +354,14 @@ class Router:
     def in_flight(self, key: ReplicaKey) -> int:
         """Requests on one replica."""
         return len(self._tickets.get(key, ()))
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Replica → its requests right now, and the pieces of answers that have come from it since it was listed."""
+        found: dict[str, tuple[int, int]] = {}
+        for key in sorted(self._tickets.keys() | self._answers.keys()):
+            requests, answers = found.get(key[1], (0, 0))
+            found[key[1]] = (requests + self.in_flight(key), answers + self._answers.get(key, 0))
+        return found
 
     @property
     def total_in_flight(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 _MAX_INTERVAL_S = 60.0
 
@@ -17,6 +18,15 @@ class DemandReport:
     prompt_tokens: int
     requested_output_tokens: int
     held: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReport:
+    """One replica: requests open at it now, and pieces of answers since the last report that arrived."""
+
+    replica: str
+    in_flight: int
+    answered: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +47,8 @@ class DemandTally:
         self._tallies: dict[str, _Tally] = {}
         self._reported: dict[str, _Tally] = {}
         self._reported_at_s = now_s
+        self._answers: dict[str, int] = {}
+        self._told_answers: dict[str, int] = {}
 
     def note(self, service: str, *, prompt_tokens: int, output_tokens: int) -> None:
         """One request arrived."""
@@ -71,6 +83,20 @@ class DemandTally:
             for tally in (self._reported.get(service, _Tally()),)
         ]
 
+    def report_replicas(self, traffic: Mapping[str, tuple[int, int]]) -> list[ReplicaReport]:
+        """Replicas with requests or answers, by name. `traffic` has requests right now, and answers in all.
+
+        Answers in all may begin anew for a replica that went and came back. Call `delivered` when it has arrived.
+        """
+        self._told_answers = {replica: answers for replica, (_, answers) in traffic.items()}
+        reports: list[ReplicaReport] = []
+        for replica, (in_flight, answers) in sorted(traffic.items()):
+            before = self._answers.get(replica, 0)
+            answered = answers - before if answers >= before else answers
+            if in_flight or answered:
+                reports.append(ReplicaReport(replica=replica, in_flight=in_flight, answered=answered))
+        return reports
+
     def delivered(self) -> None:
         """The last report arrived: what it said is not said again."""
         for service, sent in self._reported.items():
@@ -83,4 +109,5 @@ class DemandTally:
             if not tally.arrivals:
                 del self._tallies[service]
         self._reported = {}
+        self._answers = self._told_answers
         self._since_s = self._reported_at_s

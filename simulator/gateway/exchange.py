@@ -285,7 +285,6 @@ class Exchange:
         prefill: Ticket | None,
     ) -> web.StreamResponse:
         buffer = EventBuffer()
-        first = True
         while True:
             self._may_leave = True
             try:
@@ -305,11 +304,12 @@ class Exchange:
                     piece, end = self._inspect(ticket, piece, continuation)
             except BrokenStream as error:
                 raise self._failed(ticket, UpstreamFailure.cut_off(ticket.target, str(error))) from None
-            if first and piece:
-                first = False
+            if piece:
                 self._dispatcher.router.answered(ticket.target.key)
                 if prefill is not None:
+                    # The decode half has begun: the prefill server has done its part.
                     self._dispatcher.release(prefill)
+                    prefill = None
             if end is True:
                 return await self._end(piece)
             if piece:

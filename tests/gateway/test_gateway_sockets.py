@@ -306,6 +306,23 @@ async def test_request_is_held_until_a_replica_is_routable_and_demand_is_reporte
     assert gateway.collector.total("chat", "requested_output_tokens") == 7
 
 
+async def test_what_a_replica_has_and_has_answered_is_reported(gateway, wait_until):
+    a = await gateway.server("a")
+    await gateway.start()
+    await gateway.publish(1, {"chat": [("a", a.address, ROUTABLE)]})
+    status, _ = await gateway.complete(model="chat", prompt=PROMPT, max_tokens=7)
+    assert status == 200
+
+    def answered() -> int:
+        return sum(one.answered for report in gateway.collector.reports for one in report.replicas)
+
+    await wait_until(lambda: answered() > 0)
+    await asyncio.sleep(0.2)
+    assert {one.replica for report in gateway.collector.reports for one in report.replicas} == {"a"}
+    assert answered() == 1, "an answer is told once"
+    assert list(gateway.collector.reports[-1].replicas) == [], "a replica without work is not named"
+
+
 async def test_full_hold_queue_and_long_waits_are_503_with_retry_after(gateway, wait_until):
     await gateway.start(max_held_per_service=1, max_hold_s=0.3)
     await gateway.publish(1, {"chat": []})

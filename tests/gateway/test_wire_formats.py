@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.tokens import TextCursor, text_of
-from simulator.gateway.demand import DemandTally
+from simulator.gateway.demand import DemandTally, ReplicaReport
 from simulator.gateway.openai import (
     BadRequest,
     Kind,
@@ -252,3 +252,13 @@ def test_demand_of_a_long_outage_is_dropped():
     tally.note("chat", prompt_tokens=10, output_tokens=5)
     tally.report(50.0, {"chat": 0})
     assert [(r.interval_s, r.arrivals) for r in tally.report(100.0, {"chat": 0})] == [(50.0, 0)]
+
+
+def test_answers_of_replicas_are_told_until_they_have_arrived() -> None:
+    tally = DemandTally(0.0)
+
+    assert tally.report_replicas({"a": (1, 5), "b": (0, 0)}) == [ReplicaReport(replica="a", in_flight=1, answered=5)]
+    assert tally.report_replicas({"a": (0, 6)}) == [ReplicaReport(replica="a", in_flight=0, answered=6)]
+    tally.delivered()
+    assert tally.report_replicas({"a": (0, 6)}) == []
+    assert tally.report_replicas({"a": (2, 3)}) == [ReplicaReport(replica="a", in_flight=2, answered=3)]
