@@ -6,7 +6,7 @@
     server.url, server.log()
     server.stop()
 
-The environment is a venv of its own of about 3 GB outside the checkout: ``TRIMTAB_VLLM_VENV``, else a folder in the
+The environment is a venv of its own of 3.4 GB outside the checkout: ``TRIMTAB_VLLM_VENV``, else a folder in the
 user's cache. It is kept. pip gets what its own configuration points at; where that offers several builds of torch, the
 CPU build has to come first.
 """
@@ -74,7 +74,7 @@ def prepare() -> Environment:
 
 
 def _make(environment: Environment, folder: Path) -> None:
-    """Idempotent: pip leaves alone what is there."""
+    """Idempotent: pip leaves alone what is there. It complains of torch's companions, which no test needs."""
     python = str(environment.python)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if not environment.python.exists():

@@ -16,14 +16,12 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
-import redis
 from server import MODEL_NAME, VllmServer
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
 from trimtab.rpc.clients import channel
-from trimtab.store import keys
 from trimtab.store.embedded import EmbeddedStore
 from trimtab.store.observations import signal
 
@@ -93,20 +91,19 @@ async def client(url: str, *, seed: int, until_s: float, counted: Usage) -> None
 
 @dataclass(frozen=True)
 class Collector:
-    """A collector process, as its clients and its store see it."""
+    """A collector process, as its clients see it."""
 
     stub: "collector_pb2_grpc.CollectorServiceAsyncStub"
-    store: redis.Redis
 
     async def state(self) -> "pb.TargetState.ValueType":
         listed = await self.stub.ListTargets(pb.ListTargetsRequest(service="chat"), timeout=5)
         return listed.targets[0].state if listed.targets else pb.TARGET_STATE_UNSPECIFIED
 
-    def sample(self) -> pb.ReplicaSample:
-        """The newest sample of the one replica."""
-        value = self.store.hget(keys.latest_samples("chat", "ROLE_COLOCATED"), "chat-0")
-        assert isinstance(value, bytes), "no sample in the store"
-        return pb.ReplicaSample.FromString(value)
+    async def sample(self) -> pb.ReplicaSample:
+        """The newest sample of the one replica, read back from the store."""
+        listed = await self.stub.ListReplicaSamples(pb.ListReplicaSamplesRequest(key=CHAT), timeout=5)
+        (sample,) = listed.samples
+        return sample
 
     async def windows(self, since_s: float) -> list[pb.RoleObservation]:
         """The windows that ended after ``since_s``, oldest first."""
@@ -150,13 +147,11 @@ async def running_collector(
 ) -> AsyncIterator[Collector]:
     process = start_collector(server, store, folder, ports)
     connection = channel(f"127.0.0.1:{ports[0]}")
-    client_of_store = redis.Redis.from_url(store.url)
-    collector = Collector(collector_pb2_grpc.CollectorServiceStub(connection), client_of_store)  # type: ignore[arg-type]
+    collector = Collector(collector_pb2_grpc.CollectorServiceStub(connection))  # type: ignore[arg-type]
     try:
         await until(lambda: _is(collector, pb.TARGET_STATE_UP), within_s=30, what="the server is seen as up")
         yield collector
     finally:
-        client_of_store.close()
         await connection.close()
         process.terminate()
         try:
@@ -197,14 +192,14 @@ async def test_a_minute_of_load_adds_up_to_what_the_clients_were_told(
     counted = Usage()
     async with running_collector(vllm_server, own_store, tmp_path, free_ports(2)) as collector:
         await asyncio.sleep(WINDOW_S + 2)
-        before, began_s = collector.sample(), time.time()
+        before, began_s = await collector.sample(), time.time()
         until_s = time.monotonic() + LOAD_S
         await asyncio.gather(
             *(client(vllm_server.url, seed=seed, until_s=until_s, counted=counted) for seed in range(4))
         )
         # The last page, the windows that still hold the load, and one more phase of them.
         await asyncio.sleep(2 * WINDOW_S + 3)
-        after, windows = collector.sample(), await collector.windows(began_s)
+        after, windows = await collector.sample(), await collector.windows(began_s)
 
     row = tiles(windows)
     prefill, cached = total(row, pb.SIGNAL_PREFILL_TPS), total(row, pb.SIGNAL_PREFILL_CACHED_TPS)
@@ -252,7 +247,7 @@ async def test_a_server_that_sleeps_is_seen_asleep_and_awake_again(
             await asyncio.to_thread(vllm_server.post, "/sleep?level=1")
             await until(lambda: _is(collector, pb.TARGET_STATE_ASLEEP), within_s=10, what="it is seen asleep")
             await asyncio.sleep(2)
-            asleep = collector.sample()
+            asleep = await collector.sample()
         finally:
             await asyncio.to_thread(vllm_server.post, "/wake_up")
         await until(lambda: _is(collector, pb.TARGET_STATE_UP), within_s=10, what="it is seen awake")
@@ -260,7 +255,7 @@ async def test_a_server_that_sleeps_is_seen_asleep_and_awake_again(
         async with aiohttp.ClientSession() as http:
             await complete(http, vllm_server.url, {"prompt": "seven ships", "max_tokens": 5}, counted)
         await asyncio.sleep(3)
-        awake = collector.sample()
+        awake = await collector.sample()
 
     assert (asleep.state, asleep.awake) == (pb.TARGET_STATE_ASLEEP, False)
     assert (awake.state, awake.awake) == (pb.TARGET_STATE_UP, True)
