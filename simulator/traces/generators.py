@@ -1,7 +1,8 @@
 """Seeded load: Poisson arrivals along a piecewise linear rate, lengths from a clipped lognormal.
 
 Each service draws from a generator of its own, so that a change to one leaves the others' requests alone. Only
-`Random.random()` and basic mathematics are used, which Python keeps stable over its versions.
+`Random.random()` and basic mathematics are used, which Python keeps stable over its versions. `streams` does the
+same with other laws, in arrays and without holding the requests.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import dataclasses
 import math
 import random
 from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from simulator.traces.model import TraceRequest
 
@@ -71,6 +75,13 @@ class Lengths:
         normal = math.sqrt(-2.0 * math.log(1.0 - source.random())) * math.cos(2.0 * math.pi * source.random())
         tokens = math.exp(math.log(self.mean_tokens) - variance / 2 + math.sqrt(variance) * normal)
         return min(self.max_tokens, max(self.min_tokens, round(tokens)))
+
+    def sample(self, source: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+        """`count` lengths of the same distribution, in an array."""
+        variance = math.log1p(self.cv**2)
+        normal = source.standard_normal(count)
+        tokens = np.exp(math.log(self.mean_tokens) - variance / 2 + math.sqrt(variance) * normal)
+        return np.clip(np.rint(tokens), self.min_tokens, self.max_tokens).astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

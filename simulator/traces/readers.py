@@ -3,32 +3,33 @@
 | format | rows | time |
 |---|---|---|
 | Azure (CSV) | `TIMESTAMP,ContextTokens,GeneratedTokens` | date and time of day |
+| BurstGPT (CSV) | `Timestamp`, `Request tokens`, `Response tokens` (others are ignored) | seconds |
 | Mooncake (JSON lines) | `timestamp`, `input_length`, `output_length` (other keys are ignored) | milliseconds |
 | Trimtab (JSON lines) | `arrival_s`, `service`, `prompt_tokens`, `output_tokens` | seconds |
 
 Format and compression are told by content, not by name. Arrivals are seconds after the first row and must not go
-back. Azure and Mooncake traces name no service: their requests get `service`.
+back. Only Trimtab's own rows name a service: other requests get `service`. ServeGen publishes clients rather than
+requests: `servegen_files` reads those.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import gzip
 import io
+import itertools
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from simulator.traces.formats import KNOWN_FORMATS, BadRow, ParseRow, format_of
 from simulator.traces.model import TraceError, TraceRequest
 
-MAX_TOKENS = 10_000_000
 _GZIP_MAGIC = b"\x1f\x8b"
-_AZURE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _UNNAMED = "trace"
 
 
@@ -42,23 +43,6 @@ class TraceLimits:
     max_line_bytes: int = 4 * 1024**2
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Row:
-    """One row as read; `time_s` is on the file's own clock."""
-
-    time_s: float
-    service: str
-    prompt_tokens: int
-    output_tokens: int
-
-
-class _BadRow(ValueError):
-    """What is wrong with one row, without its place."""
-
-
-_ParseRow = Callable[[str], _Row]
-
-
 def read_trace(path: Path, *, service: str = _UNNAMED, limits: TraceLimits | None = None) -> Iterator[TraceRequest]:
     """The requests of a file, in order. Raises `TraceError`, at the latest when the bad row is reached."""
     limits = limits or TraceLimits()
@@ -68,8 +52,14 @@ def read_trace(path: Path, *, service: str = _UNNAMED, limits: TraceLimits | Non
             number, first = next(lines)
         except StopIteration:
             raise TraceError(f"{path}: the file is empty") from None
-        parse, rest = _format_of(path, number, first, service, lines)
-        yield from _requests(path, parse, rest, limits)
+        chosen = format_of(first, service)
+        if chosen is None:
+            raise TraceError(
+                f"{path}: line {number}: neither a JSON object nor a header that is known: {first[:60]!r}; "
+                f"{KNOWN_FORMATS}"
+            )
+        rest = lines if chosen.first_is_header else itertools.chain([(number, first)], lines)
+        yield from _requests(path, chosen.parse, rest, limits)
 
 
 def write_trace(path: Path, requests: Iterable[TraceRequest]) -> int:
@@ -124,27 +114,8 @@ def _lines(path: Path, stream: BinaryIO, limits: TraceLimits) -> Iterator[tuple[
             yield number, text
 
 
-def _format_of(
-    path: Path, number: int, first: str, service: str, lines: Iterator[tuple[int, str]]
-) -> tuple[_ParseRow, Iterator[tuple[int, str]]]:
-    if first.startswith("{"):
-        return (lambda text: _json_row(text, service)), _chain((number, first), lines)
-    columns = [column.strip().strip('"') for column in first.split(",")]
-    if all(column in columns for column in _AZURE_HEADER):
-        positions = [columns.index(column) for column in _AZURE_HEADER]
-        return (lambda text: _azure_row(text, positions, len(columns), service)), lines
-    raise TraceError(
-        f"{path}: line {number}: neither a JSON object nor a header with {', '.join(_AZURE_HEADER)}: {first[:60]!r}"
-    )
-
-
-def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield first
-    yield from rest
-
-
 def _requests(
-    path: Path, parse: _ParseRow, lines: Iterator[tuple[int, str]], limits: TraceLimits
+    path: Path, parse: ParseRow, lines: Iterator[tuple[int, str]], limits: TraceLimits
 ) -> Iterator[TraceRequest]:
     start_s: float | None = None
     last_s = -math.inf
@@ -153,8 +124,10 @@ def _requests(
             raise TraceError(f"{path}: line {number}: more than {limits.max_rows} rows; take a slice of the file")
         try:
             row = parse(text)
-        except _BadRow as error:
+        except BadRow as error:
             raise TraceError(f"{path}: line {number}: {error}") from None
+        if row is None:
+            continue
         if row.time_s < last_s:
             raise TraceError(
                 f"{path}: line {number}: arrives {last_s - row.time_s:.3f} s before the row above; sort it"
@@ -165,70 +138,3 @@ def _requests(
         yield TraceRequest(row.time_s - start_s, row.service, row.prompt_tokens, row.output_tokens)
     if start_s is None:
         raise TraceError(f"{path}: the file has a header and no rows")
-
-
-def _azure_row(text: str, positions: list[int], columns: int, service: str) -> _Row:
-    cells = text.split(",")
-    if len(cells) != columns:
-        raise _BadRow(f"{len(cells)} columns where the header has {columns}")
-    stamp, prompt, output = (cells[position].strip().strip('"') for position in positions)
-    try:
-        moment = datetime.datetime.fromisoformat(stamp)
-    except ValueError:
-        raise _BadRow(f"TIMESTAMP {stamp[:40]!r} is no date and time") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    return _Row(
-        moment.timestamp(),
-        service,
-        _tokens("ContextTokens", _number(prompt)),
-        _tokens("GeneratedTokens", _number(output)),
-    )
-
-
-def _number(cell: str) -> object:
-    try:
-        return int(cell)
-    except ValueError:
-        return cell
-
-
-def _json_row(text: str, service: str) -> _Row:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _BadRow(f"not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise _BadRow("not a JSON object")
-    if "arrival_s" in row:
-        named = row.get("service")
-        if not isinstance(named, str) or not named:
-            raise _BadRow(f"service must be a name, not {named!r}")
-        return _Row(
-            _seconds("arrival_s", row["arrival_s"]),
-            named,
-            _tokens("prompt_tokens", row.get("prompt_tokens")),
-            _tokens("output_tokens", row.get("output_tokens")),
-        )
-    if "timestamp" not in row:
-        raise _BadRow("has neither timestamp (Mooncake) nor arrival_s (Trimtab)")
-    return _Row(
-        _seconds("timestamp", row["timestamp"]) / 1000.0,
-        service,
-        _tokens("input_length", row.get("input_length")),
-        _tokens("output_length", row.get("output_length")),
-    )
-
-
-def _seconds(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise _BadRow(f"{field} must be a finite number ≥ 0, not {value!r}")
-    return float(value)
-
-
-def _tokens(field: str, value: object) -> int:
-    if value is None:
-        raise _BadRow(f"{field} is missing")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TOKENS:
-        raise _BadRow(f"{field} must be a whole number from 1 to {MAX_TOKENS}, not {value!r}")
-    return value

@@ -1,0 +1,1 @@
+"""Lengths and gaps of recorded traces, as small histograms."""
