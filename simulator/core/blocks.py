@@ -14,6 +14,8 @@ from collections.abc import Sequence
 class BlockPool:
     """Accounting of one engine's KV blocks; raises ValueError where the caller's books are wrong."""
 
+    __slots__ = ("_idle", "_private_blocks", "_shared", "total_blocks")
+
     def __init__(self, total_blocks: int) -> None:
         if total_blocks < 1:
             raise ValueError(f"total_blocks must be at least 1, not {total_blocks}")
@@ -30,7 +32,7 @@ class BlockPool:
     @property
     def available_blocks(self) -> int:
         """Blocks that can be handed out, idle cached ones included."""
-        return self.total_blocks - self.used_blocks
+        return self.total_blocks - self._private_blocks - len(self._shared)
 
     @property
     def idle_blocks(self) -> int:
@@ -70,11 +72,13 @@ class BlockPool:
 
     def allocate(self, blocks: int) -> bool:
         """Take `blocks` private blocks, evicting idle ones; False and no change when there are too few."""
-        if blocks > self.available_blocks:
+        used_blocks = self._private_blocks + len(self._shared) + blocks
+        if used_blocks > self.total_blocks:
             return False
         self._private_blocks += blocks
-        while self.used_blocks + len(self._idle) > self.total_blocks:
-            self._idle.popitem(last=False)
+        idle = self._idle
+        while idle and used_blocks + len(idle) > self.total_blocks:
+            idle.popitem(last=False)
         return True
 
     def publish(self, block_hash: int) -> bool:

@@ -45,6 +45,9 @@ S = TypeVar("S", bound=Sequence)
 class EngineBooks(Generic[S]):
     """Queue, deferred requests, held KV and the block pool of one engine."""
 
+    # A fleet has thousands of engines: slots keep each within few cache lines.
+    __slots__ = ("_by_id", "_deferred", "_held", "_waiting", "counters", "limits", "pool", "timing")
+
     def __init__(self, limits: EngineLimits, timing: IterationModel) -> None:
         self.limits = limits
         self.timing = timing

@@ -60,6 +60,28 @@ class EngineGauges:
 class JumpingEngine(EngineBooks[_Runner]):
     """One engine core on virtual time that costs work per event, not per token."""
 
+    __slots__ = (
+        "_blocks_until",
+        "_busy_s",
+        "_chunks",
+        "_computed",
+        "_curves",
+        "_decoding",
+        "_ends",
+        "_generated",
+        "_last_end_s",
+        "_offsets",
+        "_order",
+        "_partial",
+        "_residues",
+        "_run_start_s",
+        "_run_steps",
+        "_running",
+        "_stopped",
+        "gaps",
+        "next_s",
+    )
+
     def __init__(self, limits: EngineLimits, timing: IterationModel, curves: DecodeCurves | None = None) -> None:
         """`curves` may be shared between engines of the same iteration model; ValueError when it is another's."""
         super().__init__(limits, timing)
@@ -262,6 +284,8 @@ class JumpingEngine(EngineBooks[_Runner]):
         size = len(residues)
         cycles, left = divmod(blocks, self._decoding)
         steps = cycles * size
+        if steps >= at_most:
+            return at_most
         while steps < at_most:
             left -= residues[(first_step + steps) % size]
             if left < 0:

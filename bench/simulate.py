@@ -1,0 +1,203 @@
+"""How fast fleets are simulated, and how that grows with replicas: ``python -m bench.simulate --json``.
+
+Eight H100 replicas serve the whole Azure conversation trace; fleets of 8 to 1,000 serve a trace of constant load per
+replica, with bursts and lengths as ServeGen's large language model service has them. Where the recorded material is
+absent (``--material``, else TRIMTAB_TEST_MATERIAL, else ``../shared``) traces of the same rates and mean lengths are
+generated, and the report says so. Timed is everything after the trace is in memory: routing, engines, records; in CPU
+seconds. For comparison the stepping engine, which does every iteration, serves the same first minutes.
+"""
+
+import argparse
+import csv
+import gc
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from simulator.core.engine import Engine
+from simulator.core.profile import Profile
+from simulator.core.requests import EngineRequest
+from simulator.offline.fleet import colocated
+from simulator.offline.records import Records
+from simulator.profiles import packaged_profiles
+from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate
+from simulator.traces.model import TraceRequest
+from simulator.traces.readers import read_trace
+
+PROFILE = "h100-8b-tp1"
+SEED = 11
+REPEATS = 3
+SMALL_FLEET = 8
+FLEETS = {8: 2500.0, 64: 625.0, 250: 160.0, 1000: 40.0}
+"""Replicas: seconds of the trace; the load per replica is the same."""
+REQUESTS_PER_REPLICA_S = 2.0
+BURST_CV = 1.24
+STEPPING_S = 300.0
+SPEED_BAR = 2000.0
+GROWTH_BAR = 1.1
+_CONVERSATION = Path("data/traces/AzureLLMInferenceTrace_conv.csv")
+_SERVEGEN = Path("data/traces/servegen")
+
+
+def conversation(material: Path) -> tuple[list[TraceRequest], str]:
+    """The Azure conversation trace, or one of its rate, length and mean lengths; and which of the two it is."""
+    path = material / _CONVERSATION
+    if path.is_file():
+        return list(read_trace(path)), path.name
+    load = ServiceLoad(
+        service="trace",
+        request_rps=Curve(((0.0, 5.53),)),
+        prompt=Lengths(mean_tokens=1155, cv=0.96, max_tokens=14_000),
+        output=Lengths(mean_tokens=211, cv=0.77, max_tokens=1000),
+    )
+    return generate([load], duration_s=3502.0, seed=SEED), "generated: 5.53 requests/s, 1,155 in, 211 out"
+
+
+def fleet_trace(material: Path, replicas: int, duration_s: float) -> tuple[list[TraceRequest], str]:
+    """Bursty arrivals (gamma gaps) at a constant rate per replica, with ServeGen's lengths or lognormal ones."""
+    dice = np.random.default_rng([SEED, replicas])
+    rate_rps = REQUESTS_PER_REPLICA_S * replicas
+    count = round(rate_rps * duration_s)
+    shape = 1.0 / BURST_CV**2
+    arrivals_s = np.cumsum(dice.gamma(shape, 1.0 / (shape * rate_rps), count))
+    folder = material / _SERVEGEN
+    if folder.is_dir():
+        prompts = _sampled(folder / "language_m-large_input_tokens_hist.csv", dice, count)
+        outputs = _sampled(folder / "language_m-large_output_tokens_hist.csv", dice, count)
+        source = "generated with the lengths of servegen/language_m-large"
+    else:
+        prompts = np.clip(dice.lognormal(6.4, 0.9, count), 1, 30_000).astype(int)
+        outputs = np.clip(dice.lognormal(4.3, 1.2, count), 1, 2_000).astype(int)
+        source = "generated with lognormal lengths"
+    columns = zip(arrivals_s.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+    return [TraceRequest(at_s, "fleet", prompt, output) for at_s, prompt, output in columns], source
+
+
+def _sampled(path: Path, dice: np.random.Generator, count: int) -> np.ndarray:
+    with path.open(encoding="utf-8") as file:
+        rows = [(int(row["lo"]), float(row["prob"])) for row in csv.DictReader(file)]
+    weights = np.array([weight for _, weight in rows])
+    drawn = dice.choice(np.array([low for low, _ in rows]), size=count, p=weights / weights.sum())
+    clipped: np.ndarray = np.clip(drawn, 1, 16_000)
+    return clipped
+
+
+def timed(profile: Profile, requests: Sequence[TraceRequest], replicas: int) -> tuple[float, Records]:
+    """CPU seconds of the fastest of a few runs, and what was served: other work on the machine only ever adds to it."""
+    seconds: list[float] = []
+    records = Records()
+    for _ in range(REPEATS):
+        # What was there before does not belong to the run: the collector of garbage need not look at it again.
+        gc.collect()
+        gc.freeze()
+        fleet = colocated(profile, replicas)
+        started_s = time.process_time()
+        records = fleet.run(requests)
+        seconds.append(time.process_time() - started_s)
+    return min(seconds), records
+
+
+def stepping_speed(profile: Profile, requests: Sequence[TraceRequest]) -> float:
+    """Simulated seconds per CPU second of engines that do every iteration, dealt the same requests in turn."""
+    limits, timing = profile.engine_limits(), profile.iteration_model()
+    started_s = time.process_time()
+    for first in range(SMALL_FLEET):
+        engine, now_s = Engine(limits, timing), 0.0
+        mine = list(requests[first::SMALL_FLEET])[::-1]
+        while mine or engine.unfinished:
+            if not engine.unfinished:
+                now_s = max(now_s, mine[-1].arrival_s)
+            while mine and mine[-1].arrival_s <= now_s:
+                request = mine.pop()
+                name = str(len(mine))
+                engine.submit(EngineRequest(name, request.prompt_tokens, request.output_tokens), request.arrival_s)
+            now_s = engine.begin_step(now_s) or now_s
+            engine.end_step()
+    return STEPPING_S / (time.process_time() - started_s)
+
+
+def run(material: Path) -> dict[str, object]:
+    """All figures as one document."""
+    profile = packaged_profiles()[PROFILE]
+    trace, trace_source = conversation(material)
+    cpu_s, records = timed(profile, trace, SMALL_FLEET)
+    simulated_s = trace[-1].arrival_s
+    speed_8 = simulated_s / cpu_s
+    rows: list[dict[str, float]] = []
+    points: list[tuple[float, float]] = []
+    fleet_source = ""
+    for replicas, duration_s in FLEETS.items():
+        requests, fleet_source = fleet_trace(material, replicas, duration_s)
+        fleet_cpu_s, served = timed(profile, requests, replicas)
+        points.append((math.log(replicas), math.log(fleet_cpu_s / duration_s)))
+        rows.append(
+            {
+                "replicas": replicas,
+                "requests": len(served),
+                "simulated_s": duration_s,
+                "cpu_s": fleet_cpu_s,
+                "speed": duration_s / fleet_cpu_s,
+                "cpu_us_per_request": 1e6 * fleet_cpu_s / len(served),
+            }
+        )
+    growth = float(np.polyfit([x for x, _ in points], [y for _, y in points], 1)[0])
+    stepping = stepping_speed(profile, [r for r in trace if r.arrival_s < STEPPING_S])
+    return {
+        "bench": "simulate",
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "inputs": {
+            "profile": PROFILE,
+            "trace": trace_source,
+            "fleet_trace": fleet_source,
+            "requests_per_replica_s": REQUESTS_PER_REPLICA_S,
+            "repeats": REPEATS,
+            "seed": SEED,
+        },
+        "results": {
+            "conversation": {
+                "replicas": SMALL_FLEET,
+                "requests": len(records),
+                "output_tokens": int(records.output_tokens.sum()),
+                "simulated_s": simulated_s,
+                "cpu_s": cpu_s,
+                "cpu_us_per_request": 1e6 * cpu_s / len(records),
+                "ttft_p50_s": float(np.median(records.ttft_s)),
+                "tpot_p50_s": float(np.median(records.tpot_s)),
+            },
+            "fleets": rows,
+            "stepping_speed_8": stepping,
+            "jumping_over_stepping": speed_8 / stepping,
+        },
+        "bars": [
+            {"name": "speed_8", "value": speed_8, "bar": SPEED_BAR, "ok": speed_8 >= SPEED_BAR},
+            {"name": "growth_exponent", "value": growth, "bar": GROWTH_BAR, "ok": growth <= GROWTH_BAR},
+        ],
+    }
+
+
+def main() -> int:
+    """Print the figures; exit status 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description="simulated seconds per CPU second, and growth with replicas")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    default = os.environ.get("TRIMTAB_TEST_MATERIAL") or Path(__file__).parents[2] / "shared"
+    parser.add_argument("--material", type=Path, default=Path(default), help="folder with data/traces")
+    arguments = parser.parse_args()
+    report = run(arguments.material)
+    bars = report["bars"]
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        for bar in bars if isinstance(bars, list) else []:
+            print(f"{bar['name']}: {bar['value']:,.2f} (bar {bar['bar']:g}) {'ok' if bar['ok'] else 'MISSED'}")
+    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
