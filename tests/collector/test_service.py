@@ -193,6 +193,86 @@ async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
     assert kinds == ["snapshot", "bookmark"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_event_of_a_watch_has_its_revision(chat) -> None:
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
+    messages = [await anext(aiter(stream)) for _ in range(3)]
+    stream.cancel()
+
+    assert messages[0].revision == messages[0].snapshot.revision > 0
+    assert [one.revision for one in messages[1:]] == [
+        one.observation.window_end.ToMilliseconds() for one in messages[1:]
+    ]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_watch_that_comes_back_gets_what_it_missed_and_goes_on_without_a_gap(chat) -> None:
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
+    seen = [(await anext(aiter(stream))).revision for _ in range(2)]
+    stream.cancel()
+    await asyncio.sleep(1.0)
+    request = pb.WatchObservationsRequest(keys=[CHAT], since_revision=seen[-1])
+    stream = chat.stub.WatchObservations(request, timeout=10)
+    messages = [await anext(aiter(stream)) for _ in range(9)]
+    stream.cancel()
+
+    assert {one.WhichOneof("event") for one in messages} == {"observation"}
+    revisions = [one.revision for one in messages]
+    assert revisions[0] == seen[-1], "the last revision seen is told again: another role may have had it too"
+    assert {later - earlier for earlier, later in itertools.pairwise(revisions)} == {200}
+    assert revisions[-1] > seen[-1] + 1000
+
+
+@pytest.mark.parametrize("revision", [1, 10**15])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_watch_that_comes_back_too_late_or_from_nowhere_gets_a_snapshot(chat, revision) -> None:
+    request = pb.WatchObservationsRequest(keys=[CHAT], since_revision=revision)
+    stream = chat.stub.WatchObservations(request, timeout=10)
+    first, second = [await anext(aiter(stream)) for _ in range(2)]
+    stream.cancel()
+
+    assert first.WhichOneof("event") == "snapshot"
+    assert [item.service for item in first.snapshot.observations] == ["chat"]
+    assert second.observation.window_end.ToMilliseconds() == second.revision == first.revision + 200
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_history_is_thinned_to_the_last_window_of_each_step(chat) -> None:
+    await asyncio.sleep(1.5)
+    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, step_s=1), timeout=2)
+
+    ends_ms = [item.window_end.ToMilliseconds() for item in response.observations]
+    assert len(ends_ms) >= 2
+    assert [end_ms % 1000 for end_ms in ends_ms[:-1]] == [800] * (len(ends_ms) - 1)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_service_is_given_as_a_whole_and_by_role(chat) -> None:
+    found = await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="chat"), timeout=2)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="other"), timeout=2)
+
+    assert decode(found.service).value == pytest.approx(2000, rel=0.25)
+    assert [item.role for item in found.roles] == [types_pb2.ROLE_COLOCATED]
+    assert not found.HasField("front_door")
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert error_reason(raised.value) == "SERVICE_NOT_OBSERVED"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_replicas_samples_are_listed_in_pages(chat) -> None:
+    request = pb.ListReplicaSamplesRequest(key=CHAT, page_size=1)
+    first = await chat.stub.ListReplicaSamples(request, timeout=2)
+    request.page_token = first.next_page_token
+    second = await chat.stub.ListReplicaSamples(request, timeout=2)
+
+    assert [item.replica for item in (*first.samples, *second.samples)] == ["chat-0", "chat-1"]
+    assert second.next_page_token == ""
+    values = {item.signal: item.measurement.value for item in first.samples[0].signals}
+    assert values[pb.SIGNAL_DECODE_TPS] == pytest.approx(1000, rel=0.25)
+    assert first.samples[0].generation_tokens_total > 0
+
+
 @pytest.mark.parametrize(
     ("method", "request_message", "fields"),
     [
@@ -201,6 +281,17 @@ async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
         ("BatchGetObservations", pb.BatchGetObservationsRequest(keys=[pb.RoleKey(service="C")]), ["keys[0].service"]),
         ("QueryHistory", pb.QueryHistoryRequest(key=CHAT, max_results=9999), ["max_results"]),
         ("ListTargets", pb.ListTargetsRequest(service="C", page_size=1001), ["service", "page_size"]),
+        ("GetServiceObservation", pb.GetServiceObservationRequest(), ["service"]),
+        ("ListReplicaSamples", pb.ListReplicaSamplesRequest(key=DOOR, page_size=1001), ["key.role", "page_size"]),
+        ("QueryHistory", pb.QueryHistoryRequest(key=CHAT, step_s=-1), ["step_s"]),
+        (
+            "ReportDemand",
+            pb.ReportDemandRequest(
+                gateway="gw",
+                replicas=[pb.ReplicaDemand(replica="a"), pb.ReplicaDemand(replica="a"), pb.ReplicaDemand()],
+            ),
+            ["replicas[1].replica", "replicas[2].replica"],
+        ),
         (
             "ReportDemand",
             pb.ReportDemandRequest(
