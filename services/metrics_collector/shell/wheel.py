@@ -7,6 +7,7 @@ readable in one go. Calls cannot be taken back; who is called looks whether it s
 import asyncio
 import heapq
 from collections.abc import Callable
+from time import monotonic
 
 SLOT_S = 0.004
 
@@ -16,6 +17,8 @@ class Wheel:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        # A loop may keep its time still for a whole turn; calls set late in a long one would come early.
+        self._ahead_s = self._loop.time() - monotonic()
         self._slots: dict[int, list[Callable[[], None]]] = {}
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -24,7 +27,7 @@ class Wheel:
 
     def call_in(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call ``delay_s`` from now, up to a slot later; never at once."""
-        slot = int((self._loop.time() + max(0.0, delay_s)) / SLOT_S) + 1
+        slot = int((monotonic() + self._ahead_s + max(0.0, delay_s)) / SLOT_S) + 1
         calls = self._slots.get(slot)
         if calls is not None:
             calls.append(call)
@@ -51,7 +54,7 @@ class Wheel:
 
     def _turn(self) -> None:
         self._timer = None
-        now_slot = int(self._loop.time() / SLOT_S + 1e-6)
+        now_slot = int((monotonic() + self._ahead_s) / SLOT_S + 1e-6)
         while self._order and self._order[0] <= now_slot:
             for call in self._slots.pop(heapq.heappop(self._order)):
                 try:
