@@ -28,7 +28,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import _processes as processes
 from bench._simulated import simulated_page
-from metrics_collector.core.oldpage import PageReader, load_dialects
+from metrics_collector.core.dialects import load_dialects
+from metrics_collector.core.page import PageReader
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.store import keys
 from trimtab.store.embedded import EmbeddedStore
@@ -257,7 +258,7 @@ def _ages(url: str, targets: int, *, seconds: float) -> list[float]:
 
 def run(plan: Plan, page: bytes, source: str, *, with_prometheus: bool) -> dict[str, object]:
     """The whole report."""
-    names = PageReader(load_dialects()).sample_names()
+    names = PageReader(load_dialects()).sample_names("vllm-v1")
     version = processes.prometheus_version() if with_prometheus else None
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), plan, page, names)

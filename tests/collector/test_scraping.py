@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from metrics_collector.core.oldpage import PageReader, load_dialects
+from metrics_collector.core.dialects import load_dialects
+from metrics_collector.core.page import PageReader
 from metrics_collector.core.rounds import ClosedSlice, close_slice, slices_of
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
@@ -260,8 +261,9 @@ async def scraping(**overrides: object) -> AsyncIterator[Scraper]:
     settings = CollectorSettings.model_validate(
         {"scrape_interval_s": 0.1, "scrape_timeout_s": 0.08, "window_s": 0.5, "filter_pages": False} | overrides
     )
-    rules = RulesByService(settings, NAMES)
-    scraper = Scraper(settings, rules.of, PageReader(load_dialects()), ScrapeMetrics(CollectorRegistry()), now_s=time.time)
+    rules = RulesByService(settings, load_dialects())
+    reader = PageReader(load_dialects())
+    scraper = Scraper(settings, rules.of, reader, ScrapeMetrics(CollectorRegistry()), now_s=time.time)
     stopping = asyncio.Event()
     task = asyncio.create_task(scraper.run(stopping))
     yield scraper

@@ -12,8 +12,8 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
@@ -45,6 +45,8 @@ class ClientRules:
     """What holds for every target of a group."""
 
     heads: RequestHeads
+    heads_by_dialect: Mapping[str, RequestHeads] = field(default_factory=dict)
+    """Where it is known which engine answers: fewer names to ask for."""
     max_page_bytes: int
     gzip: Gzip = Gzip.AUTO
     tls: ssl.SSLContext | None = None
@@ -60,6 +62,7 @@ class TargetClient:
         "_connecting",
         "_connection",
         "_failed",
+        "_heads",
         "_on_load",
         "_place",
         "_reused",
@@ -78,6 +81,7 @@ class TargetClient:
     ) -> None:
         self._place = place
         self._rules = rules
+        self._heads = rules.heads
         self._answered = answered
         self._failed = failed
         self._on_load: Callable[[bytes | None], None] | None = None
@@ -88,9 +92,13 @@ class TargetClient:
         self._without_filter = False
         self.busy = False
 
+    def speak(self, dialect: str) -> None:
+        """The server's page was of this dialect: ask for its names alone, until it fails."""
+        self._heads = self._rules.heads_by_dialect.get(dialect, self._rules.heads)
+
     def fetch(self) -> None:
         """Ask for the page. Not while ``busy``; no callback comes before this returns."""
-        self._ask = METRICS_PATH if self._without_filter or self._rules.heads.filtered is None else FILTERED_PATH
+        self._ask = METRICS_PATH if self._without_filter or self._heads.filtered is None else FILTERED_PATH
         self._begin()
 
     def fetch_load(self, on_load: Callable[[bytes | None], None]) -> None:
@@ -124,7 +132,7 @@ class TargetClient:
             connection.send(self._request())
 
     def _request(self) -> bytes:
-        heads, place = self._rules.heads, self._place
+        heads, place = self._heads, self._place
         if self._ask == FILTERED_PATH and heads.filtered is not None:
             return heads.filtered + place.request_end
         if self._ask == LOAD_PATH:
@@ -220,6 +228,7 @@ class TargetClient:
         self.busy = False
         if isinstance(error, DownError):
             self._without_filter = False
+            self._heads = self._rules.heads
         if self._ask == LOAD_PATH:
             self._load_done(None)
         else:

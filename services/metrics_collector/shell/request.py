@@ -72,8 +72,16 @@ class RequestHeads:
     ``filtered`` is None where the full page is to be asked for at once.
     """
 
-    def __init__(self, sample_names: Sequence[str], *, filter_pages: bool, token: TokenFile | None = None) -> None:
+    def __init__(
+        self,
+        sample_names: Sequence[str],
+        *,
+        filter_pages: bool,
+        token: TokenFile | None = None,
+        full_path: str = METRICS_PATH,
+    ) -> None:
         self._token = token
+        self._full_path = full_path
         query = "&".join(f"name[]={quote(name)}" for name in sample_names)
         self._filtered_target = f"{FILTERED_PATH}?{query}" if filter_pages and query else None
         self.build()
@@ -82,8 +90,8 @@ class RequestHeads:
         """Make the heads with the token as it is now."""
         target = self._filtered_target
         self.filtered = self._head(target, _ACCEPT) if target is not None else None
-        self.full = self._head(METRICS_PATH, _ACCEPT)
-        self.full_packed = self._head(METRICS_PATH, _ACCEPT, packed=True)
+        self.full = self._head(self._full_path, _ACCEPT)
+        self.full_packed = self._head(self._full_path, _ACCEPT, packed=True)
         self.load = self._head(LOAD_PATH, "application/json")
 
     def _head(self, target: str, accept: str, *, packed: bool = False) -> bytes:

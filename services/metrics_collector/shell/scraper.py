@@ -12,7 +12,7 @@ import structlog
 
 from metrics_collector.core.liveness import Witness, witness
 from metrics_collector.core.load import read_load
-from metrics_collector.core.oldpage import Hint, PageError, PageReader
+from metrics_collector.core.page import Hint, PageError, PageReader
 from metrics_collector.core.rounds import ClosedSlice
 from metrics_collector.core.schedule import SPREAD, next_due, phase, rounds_to_skip
 from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
@@ -248,10 +248,13 @@ class _Scrape:
         duration_s = monotonic() - self._started_s
         before = status.state
         try:
-            reading, self._hint = scraper.reader.read(page, self._hint)
+            reading, hint = scraper.reader.read(page, self._hint)
         except PageError as error:
             status.failed(pb.TARGET_STATE_BAD_PAGE, str(error), duration_s=duration_s)
         else:
+            if hint is not self._hint:
+                self._hint = hint
+                self._client.speak(hint.dialect)
             # The server made the page at some moment of the request: its middle is off by least.
             at_s = scraper.now_s() - duration_s / 2
             scraper.table.put(self._target_id, reading, at_s=at_s)

@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from metrics_collector.core.demand import without
+from metrics_collector.core.dialects import Dialect, DialectError, load_dialects
 from metrics_collector.core.loads import ReplicaLoads
-from metrics_collector.core.oldpage import PageReader, load_dialects
+from metrics_collector.core.page import PageReader
 from metrics_collector.core.sharing import sources_fingerprint
 from metrics_collector.core.targets import RoleKey, Target, merge_targets
 from metrics_collector.shell.allotment import Allotment, Seeds
@@ -71,6 +72,13 @@ def _check_files(settings: CollectorSettings) -> None:
                 raise StartupError(str(error)) from error
 
 
+def _dialects(settings: CollectorSettings) -> tuple[Dialect, ...]:
+    try:
+        return load_dialects(settings.dialect_files)
+    except DialectError as error:
+        raise StartupError(str(error)) from error
+
+
 class _Collector:
     """The parts, wired."""
 
@@ -102,9 +110,9 @@ class _Collector:
             demand=lambda: loads.told(settings.collector_name, self._clock.now_s()),
             on_demand=self._take_demand,
         )
-        reader = PageReader(load_dialects())
-        self._rules = RulesByService(settings, reader.sample_names())
-        self._scraper = Scraper(settings, self._rules.of, reader, metrics, now_s=self._clock.now_s)
+        dialects = _dialects(settings)
+        self._rules = RulesByService(settings, dialects)
+        self._scraper = Scraper(settings, self._rules.of, PageReader(dialects), metrics, now_s=self._clock.now_s)
 
         def new_archive() -> Archive:
             return Archive(

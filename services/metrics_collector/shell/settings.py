@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from metrics_collector.core.exposition import MAX_PAGE_BYTES
+from metrics_collector.core.page import MAX_PAGE_BYTES
 from metrics_collector.core.targets import ROLES
 from metrics_collector.core.window import window_length_s
 from metrics_collector.shell.client import Gzip
@@ -51,6 +51,7 @@ class CollectorSettings(ServiceSettings):
     max_page_bytes: int = Field(MAX_PAGE_BYTES, ge=1024, le=MAX_PAGE_BYTES, description="largest page, unpacked")
     max_backoff_s: float = Field(5.0, ge=0, le=600, description="longest pause between scrapes of a failing target")
     filter_pages: bool = Field(True, description="ask /metrics/?name[]=… first; the full page where that is 404")
+    dialect_files: list[Path] = Field([], description="mappings of engines that are not shipped, YAML; first one first")
     stuck_after_s: float = Field(
         10.0, gt=0, le=3600, description="longest iteration: gauges that stand longer are stuck"
     )
