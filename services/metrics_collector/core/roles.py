@@ -7,11 +7,13 @@ those too new for a rate.
 
 Ratios are sums with a weight: the KV usage weighs each replica once, the hit ratio its queries, the GPU exporter's
 ratios its GPUs. Requests that wait at sleepers weigh the sleepers: they are demand, whether a replica counts or not.
+What the GPU exporter says is as true of a stuck server, and has nothing to do with resets and warming.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +56,8 @@ _GPU_COLUMNS = [SIGNAL_COLUMN[name] for name in GPU_SIGNALS]
 _KV = SIGNAL_COLUMN[pb.SIGNAL_KV_USAGE_RATIO]
 _HIT_RATIO = SIGNAL_COLUMN[pb.SIGNAL_PREFIX_HIT_RATIO]
 _SLEEPERS = SIGNAL_COLUMN[pb.SIGNAL_ASLEEP_LOAD]
+# What does not come from a replica's page is as good whatever its page is worth.
+_BESIDE_PAGES = frozenset({*_GPU_COLUMNS, _SLEEPERS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +185,15 @@ class _RoleSums(NamedTuple):
         """The message of one signal."""
         column = SIGNAL_COLUMN[name]
         reported = self.reported[column]
-        demand = column == _SLEEPERS
+        beside = column in _BESIDE_PAGES
         return pb.SignalPartial(
             signal=name,
             sum=self.sums[column],
             maximum=self.maxima[column] if reported and column != _HIT_RATIO else None,
             reported=reported,
-            stale=0 if demand else self.stale,
-            reset=self.reset[column],
-            warming=0 if demand else self.warming,
+            stale=0 if beside else self.stale,
+            reset=0 if beside else self.reset[column],
+            warming=0 if beside else self.warming,
             weight=self.weights[column],
         )
 
@@ -210,6 +214,7 @@ def _sums(
         if SIGNALS[column] != pb.SIGNAL_GPU_POWER_W:
             terms[:, column], weights[:, column] = values[:, column] * roster.gpus, roster.gpus
     within = live[:, None] & ~np.isnan(terms)
+    within[:, _GPU_COLUMNS] = seen[:, None] & ~np.isnan(terms[:, _GPU_COLUMNS])
     within[:, _SLEEPERS] = ~np.isnan(terms[:, _SLEEPERS])
     peaks = values
     if not np.isnan(windows.kv_usage_max_ratio).all():
@@ -240,6 +245,8 @@ def _names(roster: Roster, chosen: Bools) -> list[list[str]]:
 
 
 class _Buckets(NamedTuple):
+    """``cumulative`` never falls."""
+
     bounds_s: tuple[float, ...]
     cumulative: list[float]
     sum_s: float
@@ -259,7 +266,9 @@ def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int
         for latency, bounds_s in item.schema.bounds_s:
             first, last, total = (column - SCALARS for column in item.schema.histograms[latency])
             told = np.logical_or.reduceat(~np.isnan(increases[:, last]), starts).tolist()
-            cumulative, seconds = sums[:, first : last + 1].tolist(), sums[:, total].tolist()
+            # A count is never negative, whatever rounding did to a difference.
+            cumulative = np.maximum.accumulate(sums[:, first : last + 1], axis=1).tolist()
+            seconds = sums[:, total].tolist()
             for place, role in enumerate(roles[starts].tolist()):
                 if told[place]:
                     buckets = _Buckets(bounds_s, cumulative[place], seconds[place])
@@ -287,16 +296,10 @@ def merge_buckets(several: Sequence[_Buckets]) -> _Buckets:
 
 
 def _latency_partial(latency: Latency, buckets: _Buckets) -> pb.LatencyPartial:
-    below = 0.0
-    increases: list[float] = []
-    for upto in buckets.cumulative:
-        # A count is never negative, whatever rounding did to a difference.
-        increases.append(max(0.0, upto - below))
-        below = max(below, upto)
     return pb.LatencyPartial(
         latency=LATENCIES[latency],
         upper_bounds_s=buckets.bounds_s,
-        increases=increases,
+        increases=list(map(sub, buckets.cumulative, (0.0, *buckets.cumulative[:-1]))),
         sum_s=buckets.sum_s,
         count=buckets.cumulative[-1],
     )

@@ -309,6 +309,17 @@ def test_gpus_weigh_ratios_and_their_power_adds_up() -> None:
     assert shown(found, pb.SIGNAL_GPU_MEMORY_RATIO) == (0.5, PARTIAL, 2, 3)
 
 
+def test_what_the_gpu_exporter_says_of_a_stuck_server_is_true_all_the_same() -> None:
+    fleet = Fleet(chat(0))
+    for at_s in range(-10, 6):
+        fleet.put("chat-0", float(at_s), page(700, running=7))
+
+    found = merge(fleet.partials(5.0, gpus={"id-of-chat-0": GpuAverages(1.0, 0.0, 90.0, 0.8)}))
+
+    assert shown(found, pb.SIGNAL_SM_ACTIVITY_RATIO) == (0.0, OK, 1, 1)
+    assert shown(found, pb.SIGNAL_RUNNING) == (None, types_pb2.QUALITY_STALE, 0, 1)
+
+
 def test_without_a_gpu_exporter_there_are_no_gpu_signals() -> None:
     fleet = Fleet(chat(0))
     at_work(fleet, 0)
