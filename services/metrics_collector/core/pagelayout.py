@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import eq, itemgetter
-from typing import NamedTuple
+from operator import eq, getitem, itemgetter
+from typing import NamedTuple, cast
 
 from metrics_collector.core.dialects import Dialect
 from metrics_collector.core.dialects.model import HISTOGRAM_SUFFIXES, Kind, counter_spellings
@@ -31,8 +31,8 @@ _ESCAPE = re.compile(rb'\\[\\"n]')
 _NAME_END = re.compile(rb"[{ \t]")
 _TYPE_NAME = re.compile(rb"[^ \t\r\n]*[ \t\r\n]?")
 _NEEDED_SUFFIXES = ("_total", "_sum", "_count", "_bucket")
-# A typed ``operator.getitem``: bytes and a slice of them.
-_slice: "Callable[[bytes, slice], bytes]" = bytes.__getitem__
+# ``operator.getitem`` for bytes and a slice of them; its own type knows numbers only.
+_slice = cast("Callable[[bytes, slice], bytes]", getitem)
 _NOTHING = slice(0, 0)
 _ALL = slice(None)
 

@@ -41,6 +41,24 @@ _RATIOS = (GAUGE_COLUMN[Gauge.KV_USAGE_RATIO], GAUGE_COLUMN[Gauge.KV_USAGE_MAX_R
 _CACHED_PROMPT, _HITS, _EXTERNAL = (COLUMN[quantity] for quantity in _EXTRA)
 
 
+class _Numbers(dict[bytes, float]):
+    """Numbers by their text. Most of a page's are small whole ones that stood on the page before: to look one up takes
+    a quarter of the time that it takes to read it."""
+
+    def __missing__(self, text: bytes) -> float:
+        number = float(text)
+        if len(text) <= _MAX_KEPT_LENGTH and text.endswith(b".0"):
+            if len(self) >= _MAX_KEPT_NUMBERS:
+                self.clear()
+            self[text] = number
+        return number
+
+
+_MAX_KEPT_NUMBERS = 65_536
+_MAX_KEPT_LENGTH = 10
+_number = _Numbers().__getitem__
+
+
 class Prefill(Enum):
     """Where the prompt tokens that were computed come from; the best that a page has."""
 
@@ -84,7 +102,7 @@ class Plan:
     def reading(self, texts: Sequence[bytes]) -> Reading:
         """The reading of these values, as the page has them."""
         try:
-            numbers = list(map(float, texts))
+            numbers = list(map(_number, texts))
         except ValueError:
             numbers = [_first_number(text) for text in texts]
         # Python's numbers may have underscores, the format's may not.
