@@ -242,6 +242,7 @@ class _Connection(asyncio.Protocol):
         "_complete",
         "_delimited",
         "_head_done",
+        "_keep",
         "_max_bytes",
         "_owner",
         "_parser",
@@ -274,6 +275,7 @@ class _Connection(asyncio.Protocol):
         self._head_done = False
         self._delimited = False
         self._complete = False
+        self._keep = False
         self._surplus = False
 
     @property
@@ -327,7 +329,7 @@ class _Connection(asyncio.Protocol):
         if self._size > self._max_bytes or self._received > _FRAMING * self._max_bytes + _MAX_HEAD_BYTES:
             self._end(owner, too_large(self._max_bytes))
         elif self._complete:
-            self._finish(owner, keep=not self._surplus and self._parser.should_keep_alive())
+            self._finish(owner, keep=self._keep and not self._surplus)
         elif not self._head_done and self._received > _MAX_HEAD_BYTES:
             self._end(owner, RefusedError(f"the answer's head has more than {_MAX_HEAD_BYTES} bytes"))
 
@@ -394,8 +396,10 @@ class _Connection(asyncio.Protocol):
                 self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
-        self._complete = True
+        """Called by the parser, which forgets right after it whether the connection may be kept."""
+        if not self._surplus:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
 
 
 def _reason(error: Exception) -> str:

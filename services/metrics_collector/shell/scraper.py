@@ -61,6 +61,7 @@ class Scraper:
         self.table = SeriesTable(rows=settings.ring_rows)
         self.witnesses: dict[str, Witness] = {}
         self.version = 0
+        self.hints: dict[str, Hint] = {}
         self._scrapes: dict[str, _Scrape] = {}
         self.targets: dict[str, Target] = {}
         self.statuses: dict[str, TargetStatus] = {}
@@ -167,6 +168,7 @@ class _Scrape:
         "_interval_s",
         "_phase_s",
         "_scraper",
+        "_service",
         "_started_s",
         "_status",
         "_target_id",
@@ -189,6 +191,7 @@ class _Scrape:
         self._scraper = scraper
         self._wheel = wheel
         self._target_id = target_id
+        self._service = scraper.targets[target_id].service
         self._status = scraper.statuses[target_id]
         self._hint: Hint | None = None
         self._interval_s = interval_s
@@ -248,12 +251,13 @@ class _Scrape:
         duration_s = monotonic() - self._started_s
         before = status.state
         try:
-            reading, hint = scraper.reader.read(page, self._hint)
+            # A first page is most likely laid out as another one of its service: learning a layout is dear.
+            reading, hint = scraper.reader.read(page, self._hint or scraper.hints.get(self._service))
         except PageError as error:
             status.failed(pb.TARGET_STATE_BAD_PAGE, str(error), duration_s=duration_s)
         else:
             if hint is not self._hint:
-                self._hint = hint
+                self._hint = scraper.hints[self._service] = hint
                 self._client.speak(hint.dialect)
             # The server made the page at some moment of the request: its middle is off by least.
             at_s = scraper.now_s() - duration_s / 2
