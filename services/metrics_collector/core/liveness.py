@@ -77,7 +77,7 @@ def judge(signs: Signs, *, limit_s: float) -> Verdict:
     known = [count for count in (signs.load, signs.in_flight) if count is not None]
     opened = max(known, default=0)
     if signs.asleep:
-        reason = f"{opened:g} requests wait at it while it sleeps" if opened else ""
+        reason = f"it sleeps while {_requests(opened)} waiting for it" if opened else ""
         return Verdict(state=pb.TARGET_STATE_ASLEEP, reason=reason)
     if signs.still_s <= limit_s:
         return Verdict(state=pb.TARGET_STATE_UP)
@@ -90,8 +90,8 @@ def judge(signs: Signs, *, limit_s: float) -> Verdict:
             reason = f"{gauges}, but nothing has moved for {signs.still_s:.0f} s"
         return Verdict(state=pb.TARGET_STATE_STUCK, reason=reason)
     if opened and signs.unanswered_s > limit_s:
-        reason = f"its gauges are zero and its counters stand, but {opened:g} requests are open there"
-        reason = f"{reason}, and none was answered for {signs.unanswered_s:.0f} s: it is wedged"
+        reason = f"its gauges are zero and its counters stand while {_requests(opened)} open there"
+        reason = f"{reason}, without an answer for {signs.unanswered_s:.0f} s: it is wedged"
         return Verdict(state=pb.TARGET_STATE_STUCK, reason=reason)
     return Verdict(state=pb.TARGET_STATE_UP)
 
@@ -148,6 +148,10 @@ def judge_all(
 
 
 _UNKNOWN = Witness()
+
+
+def _requests(count: float) -> str:
+    return "1 request is" if count == 1 else f"{count:g} requests are"
 
 
 def _number(value: np.float64) -> float | None:

@@ -39,7 +39,7 @@ def signs(**overrides: object) -> Signs:
         (
             signs(still_s=60, load=3.0, unanswered_s=20),
             STUCK,
-            "3 requests are open there, and none was answered for 20 s",
+            "3 requests are open there, without an answer for 20 s",
         ),
         (signs(still_s=60, load=0.0, in_flight=2, unanswered_s=20), STUCK, "it is wedged"),
         (signs(still_s=60, load=3.0, unanswered_s=9), UP, ""),
@@ -47,7 +47,7 @@ def signs(**overrides: object) -> Signs:
         (signs(still_s=2, in_flight=3, unanswered_s=20), UP, ""),
         (signs(asleep=True, running=2.0, still_s=3600), ASLEEP, ""),
         (signs(asleep=True, load=0.0, still_s=3600), ASLEEP, ""),
-        (signs(asleep=True, load=4.0, still_s=3600), ASLEEP, "4 requests wait at it while it sleeps"),
+        (signs(asleep=True, load=4.0, still_s=3600), ASLEEP, "it sleeps while 4 requests are waiting for it"),
     ],
     ids=[
         "busy",
@@ -164,7 +164,7 @@ def test_a_server_wedged_while_idle_is_told_by_who_waits_for_it() -> None:
     state, reason, _ = watch(lambda _: page(5, running=0, waiting=0), seconds=60, witnesses={"r": waiting})
 
     assert state == STUCK
-    assert "2 requests are open there, and none was answered for 19 s" in reason
+    assert "2 requests are open there, without an answer for 19 s" in reason
 
 
 def test_requests_at_a_sleeper_are_demand() -> None:
@@ -173,7 +173,7 @@ def test_requests_at_a_sleeper_are_demand() -> None:
     state, reason, load = watch(lambda _: page(5, running=0, awake=0), seconds=12, witnesses=waiting)
 
     assert (state, load) == (ASLEEP, 3.0)
-    assert "3 requests wait" in reason
+    assert "3 requests are waiting for it" in reason
 
 
 def test_gateways_words_stand_in_where_a_server_does_not_count_its_requests() -> None:

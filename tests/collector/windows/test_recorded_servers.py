@@ -65,7 +65,7 @@ def test_a_request_queued_at_a_sleeper_shows_only_in_its_load(capture: Capture) 
 
     assert list(reading.values[:2]) == [0.0, 0.0]
     assert state == pb.TARGET_STATE_ASLEEP
-    assert "1 requests wait at it while it sleeps" in reason
+    assert "it sleeps while 1 request is waiting for it" in reason
 
 
 def test_a_paused_server_looks_idle_until_somebody_says_that_a_request_waits_there(capture: Capture) -> None:
@@ -74,7 +74,7 @@ def test_a_paused_server_looks_idle_until_somebody_says_that_a_request_waits_the
     _, state, reason = watched(capture, ["metrics-p2-paused-keep"], witness=waiting, still_for_s=20)
 
     assert state == pb.TARGET_STATE_STUCK
-    assert "1 requests are open there, and none was answered for 20 s" in reason
+    assert "1 request is open there, without an answer for 20 s" in reason
 
 
 def test_a_restart_between_two_pages_counts_what_came_since(capture: Capture) -> None:
