@@ -1,12 +1,10 @@
-"""Fetching and scraping over real sockets: servers that hang, break off, lie about their size or have moved on."""
+"""The schedule over real sockets: who is scraped when, and what a failing or hanging target does to the rest."""
 
 import asyncio
-import gzip
-import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -17,10 +15,7 @@ from metrics_collector.core.page import PageReader
 from metrics_collector.core.rounds import ClosedSlice, close_slice, slices_of
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
-from metrics_collector.shell.answer import DownError, RefusedError
-from metrics_collector.shell.client import ClientRules, Gzip, TargetClient
 from metrics_collector.shell.metrics import ScrapeMetrics
-from metrics_collector.shell.request import Place, RequestHeads, TokenFile
 from metrics_collector.shell.rules import RulesByService
 from metrics_collector.shell.scraper import Scraper
 from metrics_collector.shell.settings import CollectorSettings
@@ -28,231 +23,6 @@ from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-LIMIT = 100_000
-NAMES = ("vllm:num_requests_running", "vllm:generation_tokens_total")
-
-
-@dataclass
-class Fetcher:
-    """The client of one target, awaited."""
-
-    client: TargetClient
-    timeout_s: float
-    done: "asyncio.Future[bytes]"
-
-    async def fetch(self) -> bytes:
-        self.done = asyncio.get_running_loop().create_future()
-        self.client.fetch()
-        timer = asyncio.get_running_loop().call_later(self.timeout_s, self.client.expire, self.timeout_s)
-        try:
-            return await self.done
-        finally:
-            timer.cancel()
-
-    async def load(self) -> bytes | None:
-        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self.client.fetch_load(answer.set_result)
-        return await asyncio.wait_for(answer, 5)
-
-
-@contextmanager
-def fetching(
-    address: str,
-    *,
-    timeout_s: float = 1.0,
-    names: Sequence[str] = (),
-    gzip: Gzip = Gzip.AUTO,
-    token: TokenFile | None = None,
-    tls: ssl.SSLContext | None = None,
-    tls_server_name: str | None = None,
-) -> Iterator[Fetcher]:
-    heads = RequestHeads(names, filter_pages=bool(names), token=token)
-    rules = ClientRules(heads=heads, max_page_bytes=LIMIT, gzip=gzip, tls=tls, tls_server_name=tls_server_name)
-    fetcher: Fetcher
-    client = TargetClient(
-        Place(address),
-        rules,
-        answered=lambda page: fetcher.done.set_result(page),
-        failed=lambda error: fetcher.done.set_exception(error),
-    )
-    fetcher = Fetcher(client, timeout_s, asyncio.get_running_loop().create_future())
-    try:
-        yield fetcher
-    finally:
-        client.close()
-
-
-async def test_a_page_comes_as_it_is(page_server) -> None:
-    server = await page_server(b"some 1\n")
-    with fetching(server.url) as fetcher:
-        page = await fetcher.fetch()
-
-    assert page == b"some 1\n"
-    assert server.requests == ["/metrics"]
-
-
-async def test_a_packed_page_is_unpacked(page_server) -> None:
-    body = b"some 1\n" * 1000
-
-    async def answer(request: web.Request) -> web.Response:
-        assert request.headers["Accept-Encoding"] == "gzip"
-        return web.Response(body=gzip.compress(body), headers=TEXT | {"Content-Encoding": "gzip"})
-
-    server = await page_server(answer)
-    with fetching(server.url, gzip=Gzip.ALWAYS) as fetcher:
-        assert await fetcher.fetch() == body
-
-
-async def test_the_filtered_page_is_asked_for_until_the_server_has_none(page_server) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(status=404) if request.path == "/metrics/" else web.Response(body=b"a 1\n", headers=TEXT)
-
-    server = await page_server(answer)
-    with fetching(server.url, names=NAMES) as fetcher:
-        await fetcher.fetch()
-        await fetcher.fetch()
-
-    assert [path.partition("?")[0] for path in server.requests] == ["/metrics/", "/metrics", "/metrics"]
-    assert "name[]=vllm%3Anum_requests_running" in server.requests[0].replace("name%5B%5D", "name[]")
-
-
-async def test_after_a_restart_the_filtered_page_is_tried_again(page_server) -> None:
-    answers = iter([404, 200, 503, 200])
-
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=b"a 1\n", status=next(answers), headers=TEXT)
-
-    server = await page_server(answer)
-    with fetching(server.url, names=NAMES) as fetcher:
-        await fetcher.fetch()
-        with pytest.raises(DownError, match="HTTP 503"):
-            await fetcher.fetch()
-        await fetcher.fetch()
-
-    assert [path.partition("?")[0] for path in server.requests] == ["/metrics/", "/metrics", "/metrics", "/metrics/"]
-
-
-@pytest.mark.parametrize("status", [301, 401, 404, 500, 503])
-async def test_an_error_status_is_down(page_server, status: int) -> None:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(status=status, body=b"vllm:num_requests_running 0\n", headers=TEXT | {"Location": "/x"})
-
-    server = await page_server(answer)
-    with fetching(server.url) as fetcher, pytest.raises(DownError, match=f"HTTP {status}"):
-        await fetcher.fetch()
-    assert server.requests == ["/metrics"], "a redirect must not be followed to who knows where"
-
-
-async def test_nobody_listens(free_port: int) -> None:
-    address = f"http://127.0.0.1:{free_port}"
-    with fetching(address) as fetcher, pytest.raises(DownError, match=r"^connection refused$"):
-        await fetcher.fetch()
-
-
-async def test_a_server_that_hangs_or_drips_is_given_up_in_time(page_server) -> None:
-    async def hang(_request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(30)
-        return web.Response()
-
-    async def drip(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers=TEXT)
-        await response.prepare(request)
-        for _ in range(1000):
-            await response.write(b"a 1\n")
-            await asyncio.sleep(0.02)
-        return response
-
-    for answer in (hang, drip):
-        server = await page_server(answer)
-        with fetching(server.url, timeout_s=0.2) as fetcher:
-            started = time.monotonic()
-            with pytest.raises(DownError, match=r"no page within 0\.2 s"):
-                await fetcher.fetch()
-            assert time.monotonic() - started < 1.0
-
-
-async def test_case_11_an_endless_page_is_refused_at_its_limit(page_server) -> None:
-    sent = 0
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        nonlocal sent
-        response = web.StreamResponse(headers=TEXT)
-        await response.prepare(request)
-        while True:
-            await response.write(b"x" * 65_536)
-            sent += 65_536
-
-    server = await page_server(answer)
-    with fetching(server.url) as fetcher, pytest.raises(RefusedError, match="more than 100000 bytes"):
-        await fetcher.fetch()
-    assert sent < 100 * LIMIT
-
-
-async def test_case_11_a_bomb_is_refused_while_it_unpacks(page_server) -> None:
-    bomb = gzip.compress(b"\n" * 50_000_000)
-
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=bomb, headers=TEXT | {"Content-Encoding": "gzip"})
-
-    server = await page_server(answer)
-    with fetching(server.url) as fetcher, pytest.raises(RefusedError, match="more than 100000 bytes"):
-        await fetcher.fetch()
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "reason"),
-    [
-        (gzip.compress(b"some 1\n" * 1000)[:-20], TEXT | {"Content-Encoding": "gzip"}, "packed page is cut"),
-        (b"this is no gzip", TEXT | {"Content-Encoding": "gzip"}, "does not unpack"),
-        (b"some 1\n", TEXT | {"Content-Encoding": "br"}, "content encoding 'br'"),
-        (b"<html>", {"Content-Type": "text/html"}, "content type 'text/html'"),
-        (b"{}", {"Content-Type": "application/json"}, "content type 'application/json'"),
-    ],
-    ids=["cut gzip", "no gzip", "another encoding", "HTML", "JSON"],
-)
-async def test_case_11_what_is_no_page_is_refused_with_a_reason(page_server, body, headers, reason) -> None:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=body, headers=headers)
-
-    server = await page_server(answer)
-    with fetching(server.url) as fetcher, pytest.raises(RefusedError, match=reason):
-        await fetcher.fetch()
-
-
-async def raw_server(answer: bytes) -> tuple[asyncio.Server, str]:
-    """Sends ``answer`` to whoever connects, and closes."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100\r\n\r\nsome 1\n", RefusedError),
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n7\r\nsome 1\n\r\n",
-            RefusedError,
-        ),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", DownError),
-        (b"", DownError),
-    ],
-    ids=["shorter than it says", "chunks without end", "not HTTP", "closed at once"],
-)
-async def test_case_11_a_broken_answer_is_an_error_not_a_page(answer: bytes, error: type[Exception]) -> None:
-    server, url = await raw_server(answer)
-    async with server:
-        with fetching(url) as fetcher, pytest.raises(error):
-            await fetcher.fetch()
-
-
-# The schedule
 
 
 @asynccontextmanager
@@ -394,6 +164,11 @@ async def test_case_5_a_wedged_server_is_shown_as_stuck(page_server, vllm_page, 
         ({"scrape_timeout_s": 1.0}, "scrape_timeout_s must be below"),
         ({"window_s": 1.5}, "window_s must hold at least two scrapes"),
         ({"stuck_after_s": 0.5}, "shorter than scrape_interval_s"),
+        (
+            {"scrape_interval_by_service": {"chat": 30}},
+            "chat is scraped every 30 s, but gauges count as stuck after 10",
+        ),
+        ({"scrape_interval_by_service": {"chat": 90}}, "less than or equal to 60"),
         ({"stuck_after_by_role": {"encoder": 5}}, "'encoder' is none of"),
         ({"collector_name": "Collector 0"}, "is not a name"),
         ({"actuators": {"local": "nowhere"}}, "is not host:port"),
@@ -402,6 +177,23 @@ async def test_case_5_a_wedged_server_is_shown_as_stuck(page_server, vllm_page, 
 def test_settings_that_cannot_work_are_refused(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CollectorSettings.model_validate(overrides)
+
+
+def test_a_service_may_have_an_interval_of_its_own() -> None:
+    settings = CollectorSettings.model_validate({"scrape_interval_by_service": {"slow": 10, "fast": 0.5}})
+
+    assert [settings.interval_of(name) for name in ("slow", "fast", "other")] == [10, 0.5, 1]
+    assert [settings.timeout_of(name) for name in ("slow", "fast", "other")] == [0.8, 0.4, 0.8]
+    assert [settings.window_s_at(interval_s) for interval_s in (10, 0.5, 1)] == [20, 5, 5]
+
+
+async def test_services_are_scraped_at_their_own_intervals(page_server, vllm_page, eventually) -> None:
+    fast, slow = await page_server(vllm_page()), await page_server(vllm_page())
+    async with scraping(scrape_interval_by_service={"slow": 0.6}) as scraper:
+        scraper.update({"f": target("f", fast.url), "s": replace(target("s", slow.url), service="slow")})
+        await eventually(lambda: len(fast.requests) >= 13)
+
+    assert 1 <= len(slow.requests) <= 4
 
 
 def test_a_role_may_have_longer_iterations_than_the_rest() -> None:
