@@ -38,6 +38,9 @@ class TimingProfile(_Frozen):
     seq_s: pydantic.NonNegativeFloat
     kv_token_s: pydantic.NonNegativeFloat
     attention_pair_s: pydantic.NonNegativeFloat
+    experts_s: pydantic.NonNegativeFloat = 0.0
+    expert_share: float = pydantic.Field(default=0.0, ge=0, le=1)
+    prefill_s: pydantic.NonNegativeFloat = 0.0
     source: Source
 
 
@@ -134,6 +137,9 @@ class Profile(_Frozen):
             seq_s=timing.seq_s,
             kv_token_s=timing.kv_token_s,
             attention_pair_s=timing.attention_pair_s,
+            experts_s=timing.experts_s,
+            expert_share=timing.expert_share,
+            prefill_s=timing.prefill_s,
         )
 
     def kv_link(self) -> KvLink:

@@ -2,12 +2,16 @@
 
 The model is a roofline on the linear layers plus the work that depends on context:
 
-    t = host + max(weights, linear + per_token · (prefill tokens + decode sequences))
-             + per_seq · decode sequences + kv · KV tokens read + attention · Σ chunk · (context + chunk / 2)
+    t = host + [prefill, if any prefill tokens] + max(weights, linear + per_token · (prefill tokens + decode sequences))
+             + experts · active + per_seq · decode sequences + kv · KV tokens read
+             + attention · Σ chunk · (context + chunk / 2)
 
 `weights` is the floor that streaming the weights costs, whatever the batch; below it, more tokens are free. Reading
 the KV cache and prefill attention come on top, since they use the same memory and cores after the linear layers.
-Limits: no overlap of host work with the GPU beyond what `host` was fitted to, no expert activation curve (MoE).
+With experts, the weights that are streamed grow with the tokens: `active` = 1 - (1 - share)^tokens is the part of a
+layer's experts that some token chose. For a fixed batch the time is
+linear in KV tokens, so that runs of decode iterations have a closed form. Limits: no overlap of host work with the GPU
+beyond what `host` was fitted to.
 """
 
 from __future__ import annotations
@@ -43,20 +47,33 @@ class IterationModel:
     seq_s: float
     kv_token_s: float
     attention_pair_s: float
+    experts_s: float = 0.0
+    """Streaming all experts of all layers; 0 for a dense model."""
+    expert_share: float = 0.0
+    """Chance that a token chooses a given expert; at most 1."""
+    prefill_s: float = 0.0
+    """Extra of every iteration with prefill tokens: it does not run as one CUDA graph."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{field.name} must be a finite number >= 0, not {value!r}")
+        if self.expert_share > 1:
+            raise ValueError(f"expert_share must be at most 1, not {self.expert_share!r}")
         if self.host_s + self.weights_s <= 0:
             raise ValueError("host_s + weights_s must be positive: an iteration cannot take no time")
 
     def iteration_s(self, work: BatchWork) -> float:
         """Seconds that one iteration with this work takes."""
-        linear_s = self.linear_s + self.token_s * (work.prefill_tokens + work.decode_seqs)
+        tokens = work.prefill_tokens + work.decode_seqs
+        linear_s = self.linear_s + self.token_s * tokens
         if linear_s < self.weights_s:
             linear_s = self.weights_s
+        if self.experts_s:
+            linear_s += self.experts_s * (1 - (1 - self.expert_share) ** tokens)
+        if work.prefill_tokens:
+            linear_s += self.prefill_s
         return (
             self.host_s
             + linear_s
@@ -69,7 +86,8 @@ class IterationModel:
         """The same engine with every iteration `factor` times shorter."""
         if factor <= 0:
             raise ValueError(f"factor must be positive, not {factor!r}")
-        return IterationModel(**{f.name: getattr(self, f.name) / factor for f in dataclasses.fields(self)})
+        seconds = {f.name: getattr(self, f.name) / factor for f in dataclasses.fields(self) if f.name.endswith("_s")}
+        return IterationModel(**seconds, expert_share=self.expert_share)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

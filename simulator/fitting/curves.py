@@ -37,6 +37,19 @@ def fit_line(points: Points) -> tuple[float, float]:
     return float(offset), float(slope)
 
 
+def fit_non_negative(columns: Array, seconds: Array) -> tuple[float, ...]:
+    """Non-negative coefficients of the columns, of least relative squares; what would be negative becomes zero."""
+    kept = list(range(columns.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(columns[:, kept] / seconds[:, None], np.ones(len(seconds)), rcond=None)
+        if len(kept) == 1 or (found >= 0).all():
+            break
+        kept.pop(int(np.argmin(found)))
+    coefficients = np.zeros(columns.shape[1])
+    coefficients[kept] = np.maximum(found, 0.0)
+    return tuple(float(c) for c in coefficients)
+
+
 def fit_slope(points: Points) -> float:
     """Slope through the origin of least relative squares."""
     ratio = points.work / points.seconds

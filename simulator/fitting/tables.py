@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import gzip
 import json
 from collections import defaultdict
@@ -65,14 +66,15 @@ def _weights(grid: Array, value: float) -> Array:
     return weights
 
 
-def read_gemm(perf: Path, system: str) -> GemmTable:
-    """The GEMM table of one GPU system."""
+@functools.cache
+def read_gemm(perf: Path, system: str, dtype: str = "bfloat16") -> GemmTable:
+    """The GEMM table of one GPU system and precision."""
     found: dict[tuple[int, int, int], float] = {}
     for row in rows(perf / "aiconfigurator" / "gemm.csv.gz"):
-        if row["system"] == system and row["gemm_dtype"] == "bfloat16":
+        if row["system"] == system and row["gemm_dtype"] == dtype:
             found[int(row["m"]), int(row["n"]), int(row["k"])] = float(row["latency"]) / 1e3
     if not found:
-        raise TableError(f"gemm.csv.gz has no bfloat16 rows of {system}")
+        raise TableError(f"gemm.csv.gz has no {dtype} rows of {system}")
     ms, ns, ks = (sorted({key[axis] for key in found}) for axis in range(3))
     grid = np.full((len(ms), len(ns), len(ks)), np.nan)
     for (m, n, k), seconds in found.items():
@@ -92,12 +94,12 @@ class Points:
     seconds: Array
 
 
-def read_decode_attention(perf: Path, system: str, heads: int, kv_heads: int) -> Points:
+def read_decode_attention(perf: Path, system: str, heads: int, kv_heads: int, kv_dtype: str = "bfloat16") -> Points:
     """Seconds of one layer's decode attention against KV tokens read (batch x context).
 
     Large batches of tiny contexts are left out: no server sees them, and they pay per sequence, not per token.
     """
-    chosen = _nearest_heads(perf / "aiconfigurator" / "generation_attention.csv.gz", system, heads, kv_heads)
+    chosen = _nearest_heads(perf / "aiconfigurator" / "generation_attention.csv.gz", system, heads, kv_heads, kv_dtype)
     return _points(
         (int(r["batch_size"]) * (int(r["step"]) + 1), float(r["latency"]) / 1e3)
         for r in chosen
@@ -105,12 +107,12 @@ def read_decode_attention(perf: Path, system: str, heads: int, kv_heads: int) ->
     )
 
 
-def read_prefill_attention(perf: Path, system: str, heads: int, kv_heads: int) -> Points:
+def read_prefill_attention(perf: Path, system: str, heads: int, kv_heads: int, kv_dtype: str = "bfloat16") -> Points:
     """Seconds of one layer's prefill attention against query-key pairs, prompts of 1,024 tokens and more.
 
     Where the table has another number of query heads, times are scaled by their ratio.
     """
-    chosen = _nearest_heads(perf / "aiconfigurator" / "context_attention.csv.gz", system, heads, kv_heads)
+    chosen = _nearest_heads(perf / "aiconfigurator" / "context_attention.csv.gz", system, heads, kv_heads, kv_dtype)
     scale = heads / int(chosen[0]["num_heads"])
     return _points(
         (int(r["batch_size"]) * int(r["isl"]) ** 2 / 2, float(r["latency"]) / 1e3 * scale)
@@ -119,11 +121,12 @@ def read_prefill_attention(perf: Path, system: str, heads: int, kv_heads: int) -
     )
 
 
-def _nearest_heads(path: Path, system: str, heads: int, kv_heads: int) -> list[dict[str, str]]:
+@functools.cache
+def _nearest_heads(path: Path, system: str, heads: int, kv_heads: int, kv_dtype: str) -> list[dict[str, str]]:
     matching = [
         r
         for r in rows(path)
-        if r["system"] == system and r["kv_cache_dtype"] == "bfloat16" and int(r["num_key_value_heads"]) == kv_heads
+        if r["system"] == system and r["kv_cache_dtype"] == kv_dtype and int(r["num_key_value_heads"]) == kv_heads
     ]
     if not matching:
         raise TableError(f"{path.name} has no rows of {system} with {kv_heads} KV heads")

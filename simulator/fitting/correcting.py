@@ -1,0 +1,86 @@
+"""Fits the `Correction` of one system's replicas to the end-to-end rows of that system alone.
+
+Least squares of the logarithms of predicted over measured TTFT and TPOT, each row simulated; large errors count
+linearly, not by their square, so that single runs that went wrong do not rule. A weak prior keeps factors near one and
+times near zero where the rows say nothing about them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from simulator.fitting.operators import Correction
+from simulator.fitting.silicon import SiliconRow, predict_all
+from simulator.fitting.tables import Array
+
+_TIMES = ("host_s", "layer_s", "prefill_layer_s", "seq_s", "request_s")
+_UNITS = (1e-3, 10e-6, 20e-6, 10e-6, 10e-3)
+"""What is a usual size of each of the times."""
+_FACTORS = ("weights_factor", "experts_factor", "token_factor", "kv_factor")
+_PRIOR_SPREAD = 3.0
+_FACTOR_SPREAD = 0.5
+_LINEAR_BEYOND = 0.1
+_STEP = 0.05
+
+
+def correction_of(values: Array) -> Correction:
+    """The correction that the fitted variables stand for: times in their units, then logarithms of factors."""
+    times = {name: max(0.0, float(v)) * unit for name, unit, v in zip(_TIMES, _UNITS, values, strict=False)}
+    factors = {n: math.exp(float(v)) for n, v in zip(_FACTORS, values[len(_TIMES) :], strict=True)}
+    return Correction(**times, **factors)
+
+
+def log_errors(perf: Path, table: Sequence[SiliconRow], correction: Correction) -> Array:
+    """Logarithms of predicted over measured, shape (rows, 2): TTFT, TPOT."""
+    predicted = predict_all(perf, table, correction)
+    return np.array(
+        [
+            (math.log(p.ttft_s / r.measured.ttft_s), math.log(p.tpot_s / r.measured.tpot_s))
+            for p, r in zip(predicted, table, strict=True)
+        ]
+    )
+
+
+def fit_correction(perf: Path, table: Sequence[SiliconRow], rounds: int = 6) -> Correction:
+    """Fit to these rows by reweighted Gauss-Newton steps; a step that does not help is halved."""
+    prior = np.concatenate([np.full(len(_TIMES), 0.5), np.zeros(len(_FACTORS))])
+    spread = np.concatenate([np.full(len(_TIMES), _PRIOR_SPREAD), np.full(len(_FACTORS), _FACTOR_SPREAD)])
+    values = prior.copy()
+    errors = log_errors(perf, table, correction_of(values)).ravel()
+    cost = _cost(errors, values, prior, spread)
+    for _ in range(rounds):
+        slopes = np.stack(
+            [
+                (log_errors(perf, table, correction_of(values + _STEP * one)).ravel() - errors) / _STEP
+                for one in np.eye(len(values))
+            ],
+            axis=1,
+        )
+        weights = 1 / np.sqrt(np.maximum(1.0, np.abs(errors) / _LINEAR_BEYOND)) / _LINEAR_BEYOND
+        matrix = np.concatenate([slopes * weights[:, None], np.diag(1 / spread)])
+        target = np.concatenate([-errors * weights, (prior - values) / spread])
+        step, *_ = np.linalg.lstsq(matrix, target, rcond=None)
+        for _ in range(4):
+            trial = values + step
+            trial[: len(_TIMES)] = np.maximum(0.0, trial[: len(_TIMES)])
+            found = log_errors(perf, table, correction_of(trial)).ravel()
+            if _cost(found, trial, prior, spread) < cost:
+                break
+            step = step / 2
+        else:
+            break
+        better = cost - _cost(found, trial, prior, spread)
+        values, errors, cost = trial, found, cost - better
+        if better < 1e-3 * cost:
+            break
+    return correction_of(values)
+
+
+def _cost(errors: Array, values: Array, prior: Array, spread: Array) -> float:
+    size = np.abs(errors) / _LINEAR_BEYOND
+    loss = np.where(size < 1, size**2 / 2, size - 0.5)
+    return float(loss.sum() + (((values - prior) / spread) ** 2).sum() / 2)
