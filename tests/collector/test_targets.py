@@ -2,9 +2,9 @@
 
 import pytest
 
-from metrics_collector.core.status import TargetStatus, describe_target, rounds_to_skip
+from metrics_collector.core.schedule import next_due, phase, rounds_to_skip
+from metrics_collector.core.status import TargetStatus, describe_target
 from metrics_collector.core.targets import Target, from_file_sd, from_replica, merge_targets
-from metrics_collector.shell.scraper import next_due, phase
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.config.file_sd import parse_file_sd
