@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from metrics_collector.core.dialect import VLLM_V1
-from metrics_collector.core.exposition import PageReader
+from metrics_collector.core.dialects import load_dialects
+from metrics_collector.core.page import PageReader
+from metrics_collector.core.samples import expand
+from metrics_collector.core.schema import SCALARS, Latency
 from simulator.profiles import packaged_profiles
 from simulator.server.app import make_app
 from simulator.server.faults import Fault
@@ -55,19 +58,19 @@ def targets_file(path: Path, url: str) -> Path:
 async def test_the_filtered_page_says_the_same_as_the_full_one(simulated) -> None:
     _, url = simulated
     await complete(url, max_tokens=5, index=0)
-    names = "&".join(f"name[]={name}" for name in VLLM_V1.sample_names())
+    reader = PageReader(load_dialects())
+    names = "&".join(f"name[]={name}" for name in reader.sample_names("vllm-v1"))
     async with aiohttp.ClientSession() as session:
         full = await (await session.get(f"{url}/metrics")).read()
         filtered = await (await session.get(f"{url}/metrics/?{names}")).read()
 
-    reader = PageReader(VLLM_V1)
-    assert reader.read(filtered) == reader.read(full)
+    of_full, _ = reader.read(full, None)
+    of_filtered, _ = reader.read(filtered, None)
+    assert list(of_filtered.values) == list(of_full.values)
+    assert of_filtered.schema is of_full.schema
     assert len(filtered) * 2 < len(full)
-    assert {family.quantity for family in VLLM_V1.families} == {
-        *reader.read(full).gauges,
-        *reader.read(full).counters,
-        *reader.read(full).histograms,
-    }
+    assert not any(math.isnan(value) for value in of_full.values[:SCALARS])
+    assert set(of_full.schema.histograms) == set(Latency)
 
 
 async def test_token_totals_equal_what_the_client_counted(
@@ -79,7 +82,7 @@ async def test_token_totals_equal_what_the_client_counted(
 
     async def totals() -> tuple[float, float]:
         found = await store.redis.hget(keys.latest_samples("chat", "ROLE_COLOCATED"), "tiny-0")
-        sample = pb.ReplicaSample.FromString(found or b"")
+        sample = expand(pb.ReplicaSample.FromString(found or b""))
         return sample.prompt_tokens_total, sample.generation_tokens_total
 
     wanted = tuple(float(sum(usage[which] for usage in usages)) for which in (0, 1))
@@ -146,4 +149,4 @@ async def test_a_malformed_simulated_page_is_refused(simulated) -> None:
         page = await (await session.get(f"{url}/metrics")).read()
 
     with pytest.raises(Exception, match="cut"):
-        PageReader(VLLM_V1).read(page)
+        PageReader(load_dialects()).read(page, None)

@@ -10,9 +10,18 @@ SPREAD = 0.75
 """Scrapes start in this part of an interval, so that what they bring is in the window that ends with it."""
 
 
+PLACES = 100
+"""So many moments of an interval are told apart: what is due together costs one wake-up, not one each."""
+
+
 def phase(target_id: str) -> float:
     """A target's place in the interval, 0 to 1: the same in every process."""
     return zlib.crc32(target_id.encode()) / 2**32
+
+
+def phase_s(target_id: str, *, interval_s: float) -> float:
+    """How long behind a multiple of the interval a target is due."""
+    return int(phase(target_id) * SPREAD * PLACES) * interval_s / PLACES
 
 
 def next_due(now_s: float, *, phase_s: float, interval_s: float) -> float:

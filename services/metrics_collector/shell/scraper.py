@@ -14,7 +14,7 @@ from metrics_collector.core.liveness import Witness, witness
 from metrics_collector.core.load import read_load
 from metrics_collector.core.page import Hint, PageError, PageReader
 from metrics_collector.core.rounds import ClosedSlice
-from metrics_collector.core.schedule import SPREAD, next_due, phase, rounds_to_skip
+from metrics_collector.core.schedule import next_due, phase_s, rounds_to_skip
 from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
 from metrics_collector.core.status import TargetStatus
 from metrics_collector.core.table import SeriesTable
@@ -24,7 +24,7 @@ from metrics_collector.shell.client import ClientRules, Failure, TargetClient
 from metrics_collector.shell.metrics import ScrapeMetrics
 from metrics_collector.shell.request import Place
 from metrics_collector.shell.settings import CollectorSettings
-from metrics_collector.shell.wheel import Wheel
+from metrics_collector.shell.wheel import SLOT_S, Wheel
 from trimtab.api.collector.v1 import collector_pb2 as pb
 
 log = structlog.get_logger(__name__)
@@ -33,6 +33,7 @@ _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 # /load is asked for after so many scrapes of a server that shows no movement; of one that has none, more rarely.
 _LOAD_EVERY = 5
 _LOAD_EVERY_WITHOUT = 60
+_DEADLINE_SHARE = 0.1
 _STATES_TOLD = (pb.TARGET_STATE_DOWN, pb.TARGET_STATE_BAD_PAGE, pb.TARGET_STATE_STUCK)
 
 
@@ -162,6 +163,7 @@ class _Scrape:
         "_begin",
         "_client",
         "_closed",
+        "_coarse",
         "_due_s",
         "_give_up",
         "_hint",
@@ -196,11 +198,13 @@ class _Scrape:
         self._hint: Hint | None = None
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._phase_s = phase(target_id) * SPREAD * interval_s
+        self._phase_s = phase_s(target_id, interval_s=interval_s)
         self._closed = False
         self._due_s = self._started_s = 0.0
         self._until_load = _LOAD_EVERY
         self._client = TargetClient(place, rules, answered=self._answered, failed=self._failed)
+        # Hardly any scrape comes to its deadline: those of many are looked at together.
+        self._coarse = max(1, int(timeout_s * _DEADLINE_SHARE / SLOT_S))
         # Bound once: they are handed to the wheel with every scrape.
         self._begin = self._on_due
         self._give_up = self._on_deadline
@@ -226,7 +230,7 @@ class _Scrape:
         now_s = self._scraper.now_s()
         self._scraper.metrics.lateness.observe(max(0.0, now_s - self._due_s))
         self._started_s = monotonic()
-        self._wheel.call_in(self._timeout_s, self._give_up)
+        self._wheel.call_in(self._timeout_s, self._give_up, slots=self._coarse)
         self._client.fetch()
 
     def _on_deadline(self) -> None:
@@ -235,7 +239,7 @@ class _Scrape:
         left_s = self._started_s + self._timeout_s - monotonic()
         if left_s > 0:
             # It was set for an earlier scrape, which ended in time.
-            self._wheel.call_in(left_s, self._give_up)
+            self._wheel.call_in(left_s, self._give_up, slots=self._coarse)
         else:
             self._client.expire(self._timeout_s)
 

@@ -25,9 +25,10 @@ class Wheel:
         self._timer_slot = 0
         self.failure: asyncio.Future[object] = self._loop.create_future()
 
-    def call_in(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call ``delay_s`` from now, up to a slot later; never at once."""
+    def call_in(self, delay_s: float, call: Callable[[], None], *, slots: int = 1) -> None:
+        """Call ``delay_s`` from now, up to ``slots`` slots later; never at once."""
         slot = int((monotonic() + self._ahead_s + max(0.0, delay_s)) / SLOT_S) + 1
+        slot += -slot % slots
         calls = self._slots.get(slot)
         if calls is not None:
             calls.append(call)
