@@ -97,6 +97,24 @@ def test_a_long_prompt_among_short_ones_is_told_by_its_own_first_token() -> None
     assert max(prefill_rates(server, [float(end_s) for end_s in range(12, 29)])) == pytest.approx(4000)
 
 
+def test_a_long_queue_before_short_prompts_does_not_delay_them() -> None:
+    """First tokens come after 20 s, nearly all of it in the queue, and a prompt is counted every second."""
+
+    def at(at_s: int) -> tuple[float, object]:
+        seconds = 0.2 * at_s
+        reading = page(
+            at_s, prefill_tokens=1000.0 * at_s, prefill_seconds=seconds, prefill_requests=float(at_s), schema=TIMED
+        )
+        columns = TIMED.histograms[Latency.TTFT]
+        row = list(reading.values)
+        row[columns.first : columns.sum + 1] = [0.0, float(at_s), 20.0 * at_s]
+        return float(at_s), reading._replace(values=row)
+
+    server = OneServer(*(at(at_s) for at_s in range(12)), keep_s=20)  # type: ignore[arg-type]
+
+    assert prefill_rates(server, [5.0, 11.0]) == [1000.0, 1000.0]
+
+
 def test_many_short_prompts_are_not_delayed() -> None:
     pages = [
         (float(n), page(n, prefill_tokens=500.0 * n, prefill_seconds=0.5 * n, prefill_requests=5.0 * n))

@@ -363,6 +363,7 @@ def test_scrapes_ten_times_as_frequent_as_the_ring_has_rows_still_fill_the_windo
     seen = server.window(5, 10)
 
     assert value(seen, pb.SIGNAL_DECODE_TPS) == pytest.approx(10.0)
+    assert increase(seen, Counter.DECODE_TOKENS) == pytest.approx(50, abs=10), "of the whole window, not its end"
     assert not seen.warming[0]
 
 
