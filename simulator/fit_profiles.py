@@ -20,7 +20,16 @@ from simulator.core.limits import EngineLimits
 from simulator.core.timing import IterationModel
 from simulator.fitting.architectures import LLAMA_3_8B, LLAMA_3_70B, QWEN_2_5_7B, QWEN_2_5_14B, Architecture
 from simulator.fitting.lifecycle import lifecycle_times
-from simulator.fitting.overload import Grade, fit_host_s, grade, replay
+from simulator.fitting.overload import (
+    Grade,
+    first_gauge_s,
+    fit_host_s,
+    grade,
+    kv_capacity_tokens,
+    read_gauges,
+    replay,
+    series_error,
+)
 from simulator.fitting.tables import TableError, read_bench
 from simulator.fitting.timing import TimingFit, cross_check, fit_from_operators, fit_from_servingsim
 from simulator.profiles import parse_profile
@@ -30,8 +39,6 @@ _MEMORY_SHARE = 0.85
 _PRO_LIMITS = EngineLimits(
     max_num_batched_tokens=2048, max_num_seqs=128, block_size=16, num_gpu_blocks=33_000, max_model_len=32_768
 )
-_RTX4090_KV_TOKENS = 43_500
-"""Read off the recorded run: tokens held over the KV usage shown, in the seconds before preemption starts."""
 _TRE = "TRE paper (A100-40GB, 7B to 14B models)"
 _BLOG = "vLLM blog of 2025-10-26 (vLLM 0.11, A100)"
 
@@ -55,7 +62,8 @@ class Target:
     link_bytes_per_s: float
     link: str
     vidur_model: str = ""
-    kv_cache_tokens: int | None = None
+    kv_cache_of_run: bool = False
+    """Whether the KV cache is that of the recorded run, not what memory would hold."""
 
 
 _CX6 = "25 GB/s a GPU between nodes (200 Gb/s, aiconfigurator's A100 system)"
@@ -73,7 +81,7 @@ TARGETS = (
     Target("rtxpro6000-8b-tp1", "llama-3.1-8b", "RTXPRO6000", 96, 1, LLAMA_3_8B, "RTXPRO6000_Llama-3.1-8B_tp1", 2048,
            128, 4.0, 1.4, 25e9, _PCIE),
     Target("rtx4090-8b-tp1", "llama-3.1-8b", "RTX4090", 24, 1, LLAMA_3_8B, "RTX4090_Llama-3.1-8B_tp1", 2048, 256, 1.5,
-           1.4, 25e9, _PCIE, kv_cache_tokens=_RTX4090_KV_TOKENS),
+           1.4, 25e9, _PCIE, kv_cache_of_run=True),
 )  # fmt: skip
 
 
@@ -84,6 +92,11 @@ class HostFit:
     host_s: float
     fitted: Grade
     graded: Grade
+    running_error: float
+    """Of the graded run: mean absolute difference of running requests over their recorded mean."""
+    waiting_error: float
+    kv_tokens: int
+    """KV cache of the graded run's server."""
 
 
 def fit_host(perf: Path) -> HostFit:
@@ -91,12 +104,22 @@ def fit_host(perf: Path) -> HostFit:
     fitted_on = read_bench(perf, "RTXPRO6000_Llama-3.1-8B")
     timing = fit_from_servingsim(perf, "RTXPRO6000_Llama-3.1-8B_tp1", LLAMA_3_8B).model
     host_s = fit_host_s(fitted_on, _PRO_LIMITS, timing)
-    fitted = grade(fitted_on, replay(fitted_on, _PRO_LIMITS, dataclasses.replace(timing, host_s=host_s)))
+    fitted = grade(fitted_on, replay(fitted_on, _PRO_LIMITS, dataclasses.replace(timing, host_s=host_s)).finished)
     graded_on = read_bench(perf, "RTX4090_Llama-3.1-8B")
-    limits = dataclasses.replace(_PRO_LIMITS, max_num_seqs=256, num_gpu_blocks=_RTX4090_KV_TOKENS // 16)
+    gauges = read_gauges(perf, "RTX4090_Llama-3.1-8B")
+    first_s = first_gauge_s(graded_on, gauges.running + gauges.waiting)
+    kv_tokens = kv_capacity_tokens(graded_on, gauges, first_s)
+    limits = dataclasses.replace(_PRO_LIMITS, max_num_seqs=256, num_gpu_blocks=kv_tokens // 16)
     other = fit_from_servingsim(perf, "RTX4090_Llama-3.1-8B_tp1", LLAMA_3_8B).model
-    graded = grade(graded_on, replay(graded_on, limits, dataclasses.replace(other, host_s=host_s)))
-    return HostFit(host_s, fitted, graded)
+    run = replay(graded_on, limits, dataclasses.replace(other, host_s=host_s), first_s)
+    return HostFit(
+        host_s,
+        fitted,
+        grade(graded_on, run.finished),
+        running_error=series_error(run.running, gauges.running),
+        waiting_error=series_error(run.waiting, gauges.waiting),
+        kv_tokens=kv_tokens,
+    )
 
 
 def _timing(perf: Path, target: Target, host: HostFit) -> tuple[TimingFit, str]:
@@ -124,8 +147,8 @@ def profile_document(perf: Path, lifecycle: Path, target: Target, host: HostFit,
     weights_gib = architecture.weights_gib / target.tensor_parallel
     kv_cache_gib = target.gpu_memory_gib * _MEMORY_SHARE - weights_gib - target.runtime_gib
     memory_text = f"weights and KV of {architecture.name} in bfloat16; an awake server takes {_MEMORY_SHARE:.0%}"
-    if target.kv_cache_tokens is not None:
-        kv_cache_gib = target.kv_cache_tokens * architecture.kv_bytes_per_token / 2**30
+    if target.kv_cache_of_run:
+        kv_cache_gib = host.kv_tokens * architecture.kv_bytes_per_token / 2**30
         memory_text = f"weights of {architecture.name} in bfloat16; KV cache as the recorded run shows it"
     times = lifecycle_times(lifecycle, weights_gib, architecture.weights_gib)
     return {

@@ -7,11 +7,15 @@ times near zero where the rows say nothing about them.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib.resources
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from simulator.fitting.operators import Correction
 from simulator.fitting.silicon import SiliconRow, predict_all
@@ -25,6 +29,22 @@ _PRIOR_SPREAD = 3.0
 _FACTOR_SPREAD = 0.5
 _LINEAR_BEYOND = 0.1
 _STEP = 0.05
+
+
+@functools.cache
+def packaged_corrections() -> dict[str, Correction]:
+    """The fitted corrections that come with the simulator, by the system they were fitted on."""
+    text = importlib.resources.files(__package__).joinpath("corrections.yaml").read_text(encoding="utf-8")
+    return {system: Correction(**values) for system, values in yaml.safe_load(text).items()}
+
+
+def corrections_document(corrections: dict[str, Correction]) -> str:
+    """The text of `corrections.yaml`."""
+    head = (
+        "# Written by `python -m bench.fidelity --refit`; each fitted to the end-to-end rows of its own system alone.\n"
+    )
+    values = {system: dataclasses.asdict(one) for system, one in corrections.items()}
+    return head + yaml.safe_dump(values, sort_keys=False)
 
 
 def correction_of(values: Array) -> Correction:
@@ -45,7 +65,7 @@ def log_errors(perf: Path, table: Sequence[SiliconRow], correction: Correction) 
     )
 
 
-def fit_correction(perf: Path, table: Sequence[SiliconRow], rounds: int = 6) -> Correction:
+def fit_correction(perf: Path, table: Sequence[SiliconRow], rounds: int = 12) -> Correction:
     """Fit to these rows by reweighted Gauss-Newton steps; a step that does not help is halved."""
     prior = np.concatenate([np.full(len(_TIMES), 0.5), np.zeros(len(_FACTORS))])
     spread = np.concatenate([np.full(len(_TIMES), _PRIOR_SPREAD), np.full(len(_FACTORS), _FACTOR_SPREAD)])

@@ -42,7 +42,7 @@ class SiliconRow:
 
     @property
     def saturated(self) -> bool:
-        """Whether a mean request waited longer for its first token than it then took to be served."""
+        """Whether a mean request waited for its first token a quarter of the time that the others then took."""
         return self.measured.ttft_s > self.output_tokens * self.measured.tpot_s / 4
 
 

@@ -86,11 +86,12 @@ def _combine(linear: Points, head: Points, decode: Points, prefill: Points) -> T
     roofline = fit_roofline(linear)
     head_s, seq_s = fit_line(head)
     bound = decode.work >= _KV_BOUND_TOKENS
-    heavy = Points(decode.work[bound], decode.seconds[bound])
+    # Small batches pay the head's weights and attention's kernels whatever they hold; the slope counts what is above.
+    kernels_s = float(np.median(decode.seconds[decode.work <= 256]))
+    heavy = Points(decode.work[bound], decode.seconds[bound] - kernels_s)
     kv_slope = fit_slope(heavy)
     pair_slope = fit_slope(prefill)
-    # Small batches pay the head's weights and attention's kernels whatever they hold.
-    constant_s = head_s + float(np.median(decode.seconds[decode.work <= 256]))
+    constant_s = head_s + kernels_s
     model = IterationModel(
         host_s=0.0,
         weights_s=roofline.floor_s + constant_s,

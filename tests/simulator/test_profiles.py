@@ -131,7 +131,7 @@ def recorded_with(host_s: float, limits: EngineLimits, timing: IterationModel) -
     for _ in range(60):
         at_s += source.expovariate(8)
         requests.append(BenchRequest(at_s, source.randint(20, 400), source.randint(5, 120), 1.0, 1.0, 1.0))
-    served = replay(requests, limits, dataclasses.replace(timing, host_s=host_s))
+    served = replay(requests, limits, dataclasses.replace(timing, host_s=host_s)).finished
     return [
         dataclasses.replace(
             request,
@@ -150,9 +150,9 @@ def test_the_hosts_share_is_found_again_in_a_run_that_the_model_made() -> None:
     recorded = recorded_with(0.004, limits, timing)
     found_s = fit_host_s(recorded, limits, timing)
     assert found_s == pytest.approx(0.004, abs=1e-4)
-    errors = grade(recorded, replay(recorded, limits, dataclasses.replace(timing, host_s=found_s)))
+    errors = grade(recorded, replay(recorded, limits, dataclasses.replace(timing, host_s=found_s)).finished)
     assert all(abs(value) < 0.1 for value in dataclasses.asdict(errors).values())
-    slower = grade(recorded, replay(recorded, limits, dataclasses.replace(timing, host_s=0.02)))
+    slower = grade(recorded, replay(recorded, limits, dataclasses.replace(timing, host_s=0.02)).finished)
     assert slower.tpot_p50 > 0.5
 
 

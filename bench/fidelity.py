@@ -1,0 +1,185 @@
+"""How true the simulator is to measurements that its fit did not see: ``python -m bench.fidelity --json``.
+
+Two comparisons. Whole replicas: every end-to-end row of vLLM with Llama, Qwen3 or gpt-oss on the H100 and the B200 is
+simulated as a closed loop. Operator tables and specifications of both systems are used; what they lack (host, launches,
+efficiencies) is fitted to the rows of one system alone, and the other system's rows grade it, in both directions. No
+row is left out: saturated ones count in the bars, and the report shows errors without them beside. Overload: the
+recorded run on an RTX PRO 6000 gives the host's share of an iteration, the one on an RTX 4090 grades.
+
+The fits are packaged; ``--refit`` makes those of the end-to-end rows anew (minutes) and writes them. The recorded
+material is looked for in ``--material``, else TRIMTAB_TEST_MATERIAL, else ``../shared``.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from simulator.fit_profiles import fit_host
+from simulator.fitting import correcting
+from simulator.fitting.silicon import B200, H100, SiliconRow, read_silicon
+from simulator.fitting.tables import Array, TableError
+
+MEDIAN_BAR, P90_BAR = 0.15, 0.35
+THROUGHPUT_BAR, LATENCY_BAR, QUEUE_BAR = 0.05, 0.10, 0.10
+_SPLITS = {"h100_to_b200": (H100, B200), "b200_to_h100": (B200, H100)}
+_CORRECTIONS = Path(correcting.__file__).with_name("corrections.yaml")
+
+
+def summary(errors: Array) -> dict[str, float]:
+    """Median, 90th percentile and mean sign of relative errors, given the logarithms of predicted over measured."""
+    absolute = np.abs(np.expm1(errors))
+    return {
+        "median": round(float(np.median(absolute)), 4),
+        "p90": round(float(np.quantile(absolute, 0.9)), 4),
+        "median_signed": round(float(np.median(np.expm1(errors))), 4),
+        "rows": len(errors),
+    }
+
+
+def by_model(table: Sequence[SiliconRow], errors: Array) -> dict[str, dict[str, dict[str, float]]]:
+    """Errors of TTFT and TPOT for each model, precision and tensor parallelism."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(table):
+        deployment = row.deployment
+        dtype = deployment.moe_dtype or deployment.gemm_dtype
+        groups[f"{deployment.architecture.name} {dtype} tp{deployment.tensor_parallel}"].append(index)
+    return {
+        name: {"ttft": summary(errors[rows, 0]), "tpot": summary(errors[rows, 1])}
+        for name, rows in sorted(groups.items())
+    }
+
+
+def scatter(tables: Sequence[Sequence[SiliconRow]]) -> dict[str, object]:
+    """How far rows of the same replica and load lie apart: relative differences of each from its group's mean."""
+    found: dict[str, list[float]] = {"ttft": [], "tpot": []}
+    for table in tables:
+        groups: dict[object, list[SiliconRow]] = defaultdict(list)
+        for row in table:
+            groups[row.deployment, row.concurrency, row.prompt_tokens, row.output_tokens].append(row)
+        for rows in groups.values():
+            for name in found if len(rows) > 1 else ():
+                values = np.array([getattr(row.measured, f"{name}_s") for row in rows])
+                found[name].extend(np.abs(values / values.mean() - 1).tolist())
+    return {
+        name: {"rows": len(v), "median": round(float(np.median(v)), 4), "p90": round(float(np.quantile(v, 0.9)), 4)}
+        if v
+        else {"rows": 0}
+        for name, v in found.items()
+    }
+
+
+def end_to_end(perf: Path) -> dict[str, dict[str, object]]:
+    """Errors of each direction on the graded system's rows."""
+    corrections = correcting.packaged_corrections()
+    result: dict[str, dict[str, object]] = {}
+    for direction, (fitted, graded) in _SPLITS.items():
+        table = read_silicon(perf, graded)
+        errors = correcting.log_errors(perf, table, corrections[fitted])
+        calm = np.array([not row.saturated for row in table])
+        result[direction] = {
+            "fitted_on": fitted,
+            "graded_on": graded,
+            "ttft": summary(errors[:, 0]),
+            "tpot": summary(errors[:, 1]),
+            "saturated_rows": int((~calm).sum()),
+            "without_saturated": {"ttft": summary(errors[calm, 0]), "tpot": summary(errors[calm, 1])},
+            "by_model": by_model(table, errors),
+        }
+    return result
+
+
+def bars(directions: dict[str, dict[str, object]], overload: dict[str, float]) -> list[dict[str, object]]:
+    """Each bar with its value; those of the end-to-end rows hold median and P90 of each direction."""
+    found: list[dict[str, object]] = []
+    for name in ("ttft", "tpot"):
+        value: dict[str, dict[str, float]] = {}
+        for direction, result in directions.items():
+            part = result[name]
+            if isinstance(part, dict):
+                value[direction] = {"median": part["median"], "p90": part["p90"]}
+        ok = all(v["median"] <= MEDIAN_BAR and v["p90"] <= P90_BAR for v in value.values())
+        bar = {"median": MEDIAN_BAR, "p90": P90_BAR}
+        found.append({"name": f"{name}_median_error", "value": value, "bar": bar, "ok": ok})
+    worst = {
+        "overload_throughput_error": (abs(overload["throughput"]), THROUGHPUT_BAR),
+        "overload_latency_error": (
+            max(abs(overload[key]) for key in ("ttft_p50", "ttft_p95", "e2e_p50", "e2e_p95")),
+            LATENCY_BAR,
+        ),
+        "overload_queue_error": (max(overload["running"], overload["waiting"]), QUEUE_BAR),
+    }
+    found.extend({"name": n, "value": round(v, 4), "bar": bar, "ok": v <= bar} for n, (v, bar) in worst.items())
+    return found
+
+
+def run(perf: Path) -> dict[str, object]:
+    """The whole report."""
+    host = fit_host(perf)
+    overload = {
+        **dataclasses.asdict(host.graded),
+        "running": host.running_error,
+        "waiting": host.waiting_error,
+    }
+    directions = end_to_end(perf)
+    return {
+        "bench": "fidelity",
+        "split": {
+            "end_to_end": "operator tables and specifications of both systems; end-to-end rows of the fit system alone",
+            "overload": "host_s fitted on the RTX PRO 6000 run; of the RTX 4090 run only its KV capacity is read",
+        },
+        "results": {
+            "end_to_end": directions,
+            "scatter_of_repeats": scatter([read_silicon(perf, system) for system in (H100, B200)]),
+            "overload": {
+                "host_s": host.host_s,
+                "fitted_run": dataclasses.asdict(host.fitted),
+                "graded_run": overload,
+                "kv_tokens_read_off_the_run": host.kv_tokens,
+                "queue_error_is": "mean absolute difference at each second over the recorded mean",
+            },
+        },
+        "bars": bars(directions, overload),
+    }
+
+
+def refit(perf: Path) -> None:
+    """Fit both systems' corrections anew and write them."""
+    found = {system: correcting.fit_correction(perf, read_silicon(perf, system)) for system in (H100, B200)}
+    _CORRECTIONS.write_text(correcting.corrections_document(found), encoding="utf-8")
+    correcting.packaged_corrections.cache_clear()
+
+
+def main() -> int:
+    """Print the figures; exit status 1 when a bar is missed, 2 when the material is not there."""
+    parser = argparse.ArgumentParser(description="simulated against measured, on measurements the fit did not see")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--refit", action="store_true", help="fit the end-to-end corrections anew first (minutes)")
+    default = os.environ.get("TRIMTAB_TEST_MATERIAL") or Path(__file__).parents[2] / "shared"
+    parser.add_argument("--material", type=Path, default=Path(default), help="folder with data/perf")
+    arguments = parser.parse_args()
+    perf = arguments.material / "data" / "perf"
+    try:
+        if arguments.refit:
+            refit(perf)
+        report = run(perf)
+    except TableError as error:
+        print(f"fidelity: {error}", file=sys.stderr)
+        return 2
+    found = report["bars"]
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        for bar in found if isinstance(found, list) else []:
+            print(f"{bar['name']}: {json.dumps(bar['value'])} (bar {bar['bar']}) {'ok' if bar['ok'] else 'MISSED'}")
+    return 0 if isinstance(found, list) and all(bar["ok"] for bar in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
