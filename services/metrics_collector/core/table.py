@@ -1,6 +1,6 @@
 """The series of all targets of a collector, as numpy rows.
 
-``put`` collects readings; ``advance`` works all that were collected at once; ``close`` gives a window over any of the
+``put`` collects readings; ``advance`` works what was collected at once; ``close`` gives a window over any of the
 targets. One series is one unbroken stretch of being awake (or asleep): a clock that went backwards, a gap of more than
 ``MAX_GAP_S`` and a wake from sleep start the stretch anew, since frozen gauges say nothing about load. Counters go on
 over all of these, on the series' own scale, which never falls.
@@ -36,6 +36,8 @@ from metrics_collector.core.window import Window
 MAX_GAP_S = 60.0
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 _PREFILL = COUNTER_COLUMN[Counter.PREFILL_TOKENS] - FIRST_COUNTER
+# Readings are worked at the latest when so many have been collected: few enough to keep nobody waiting.
+_MOST_COLLECTED = 512
 # What a living engine with requests moves in every iteration. Prompt counters move at a prompt's first token only, the
 # KV usage with every chunk of it. Waiting requests are left out: arrivals alone do not show that the engine lives. The
 # computed prompt tokens are left out here, because as a difference they may stand below their maximum.
@@ -104,6 +106,8 @@ class SeriesTable:
     def put(self, target_id: str, reading: Reading, *, at_s: float) -> None:
         """Collect one page of a known target, read at ``at_s`` on the store's clock."""
         self._collected.append(_Collected(self._places[target_id], reading, at_s))
+        if len(self._collected) >= _MOST_COLLECTED:
+            self.advance()
 
     def seed(self, target_id: str, schema: Schema, levels: Sequence[float] | Floats, *, at_s: float) -> None:
         """Begin a known target where another collector stopped, so that its next page brings what came since.
