@@ -107,7 +107,7 @@ class Plan:
             numbers = [_first_number(text) for text in texts]
         # Python's numbers may have underscores, the format's may not.
         if b"_" in b"".join(texts):
-            numbers = [math.nan if b"_" in text else number for number, text in zip(numbers, texts, strict=True)]
+            numbers = [_first_number(text) for text in texts]
         # No number of any kind is larger than NaN or smaller.
         if all(map(le, numbers, self.limits)) and (not numbers or min(numbers) >= 0.0):
             row, broken = self._row(numbers, whole=True)
@@ -176,7 +176,7 @@ def _first_number(text: bytes) -> float:
     """A value with a timestamp or an exemplar behind it; NaN when it is none."""
     parts = text.split(None, 1)
     try:
-        return float(parts[0])
+        return math.nan if b"_" in parts[0] else float(parts[0])
     except (ValueError, IndexError):
         return math.nan
 
