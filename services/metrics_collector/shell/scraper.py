@@ -14,7 +14,7 @@ from metrics_collector.core.liveness import Witness, witness
 from metrics_collector.core.load import read_load
 from metrics_collector.core.page import Hint, PageError, PageReader
 from metrics_collector.core.rounds import ClosedSlice
-from metrics_collector.core.schedule import next_due, phase_s, rounds_to_skip
+from metrics_collector.core.schedule import next_due, phase, phase_s, rounds_to_skip
 from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
 from metrics_collector.core.status import TargetStatus
 from metrics_collector.core.table import SeriesTable
@@ -201,7 +201,8 @@ class _Scrape:
         self._phase_s = phase_s(target_id, interval_s=interval_s)
         self._closed = False
         self._due_s = self._started_s = 0.0
-        self._until_load = _LOAD_EVERY
+        # Spread: a fleet that falls idle is not asked all at once.
+        self._until_load = 1 + int(phase(target_id) * _LOAD_EVERY_WITHOUT)
         self._client = TargetClient(place, rules, answered=self._answered, failed=self._failed)
         # Hardly any scrape comes to its deadline: those of many are looked at together.
         self._coarse = max(1, int(timeout_s * _DEADLINE_SHARE / SLOT_S))
@@ -292,7 +293,9 @@ class _Scrape:
             else 0
         )
         if status.still and not failures:
-            self._until_load -= 1
+            # Those who wait at a sleeper are demand that nothing else shows.
+            asleep = state == pb.TARGET_STATE_ASLEEP
+            self._until_load -= _LOAD_EVERY_WITHOUT // _LOAD_EVERY if asleep else 1
             if self._until_load <= 0:
                 self._client.fetch_load(self._loaded)
 
