@@ -201,3 +201,45 @@ def test_a_role_may_have_longer_iterations_than_the_rest() -> None:
 
     assert settings.stuck_after(types_pb2.ROLE_PREFILL) == 60
     assert settings.stuck_after(types_pb2.ROLE_DECODE) == 10
+
+
+async def test_case_8_one_pod_without_address_and_one_that_hangs_leave_six_of_eight_in_time(
+    page_server, vllm_page, eventually
+) -> None:
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    servers = [await page_server(vllm_page(running=1, generated=100)) for _ in range(6)]
+    hanging = await page_server(hang)
+    everybody = {f"r-{number}": target(f"r-{number}", server.url) for number, server in enumerate(servers)}
+    everybody |= {"pending": target("pending", ""), "hangs": target("hangs", hanging.url)}
+    async with scraping() as scraper:
+        scraper.update(everybody)
+        started = time.monotonic()
+        await eventually(lambda: all(server.requests for server in servers) and scraper.statuses["hangs"].failure)
+        closed = judged(scraper)
+        took_s = time.monotonic() - started
+        states = {name: scraper.statuses[name].state for name in ("pending", "hangs")}
+
+    (partial,) = closed.partials
+    assert list(partial.reported_replicas) == [f"r-{number}" for number in range(6)]
+    assert sorted(partial.missing_replicas) == ["hangs", "pending"]
+    assert states == {"pending": pb.TARGET_STATE_PENDING, "hangs": pb.TARGET_STATE_DOWN}
+    assert took_s < 1.0, "nobody waits for the one that hangs"
+
+
+async def test_a_nodes_gpu_exporter_is_no_server_and_fills_the_board(page_server, vllm_page, eventually) -> None:
+    exporter = await page_server(b'# TYPE DCGM_FI_DEV_GPU_UTIL gauge\nDCGM_FI_DEV_GPU_UTIL{gpu="0"} 40\n')
+    dcgm = replace(target("node-a", exporter.url), exporter="dcgm", node="node-a", service="", counted=False)
+    async with scraping(filter_pages=True) as scraper:
+        scraper.update({"node-a": dcgm})
+        await eventually(lambda: scraper.statuses["node-a"].state == pb.TARGET_STATE_UP)
+        now_s = time.time()
+        found = scraper.gpus.window(now_s - 5, now_s).for_replica("node-a", (0,))
+        assert "node-a" not in scraper.table
+        scraper.update({})
+        assert scraper.gpus.nodes == 0
+
+    assert found.utilisation_ratio == pytest.approx(0.4)
+    assert set(exporter.requests) == {"/metrics"}, "an exporter is asked for its whole page"

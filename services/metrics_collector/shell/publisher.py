@@ -7,13 +7,14 @@ go on in memory.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 from redis.exceptions import ResponseError
 
 from metrics_collector.core.demand import DemandBoard, forget, front_door_partials
+from metrics_collector.core.gpuboard import GpuAverages, GpuClaim
 from metrics_collector.core.liveness import Witness
 from metrics_collector.core.loads import ReplicaLoads
 from metrics_collector.core.rounds import ClosedSlice, Slice, close_slice, slices_of
@@ -95,8 +96,10 @@ class Publisher:
         window = Window(start_s=end_s - length_s, end_s=end_s)
         closed: list[ClosedSlice] = []
         witnesses = self._witnesses()
-        for part in self._slices(group):
-            closed.append(self._close(part, window, witnesses))
+        slices = self._slices(group)
+        gpus = self._gpus(slices, window)
+        for part in slices:
+            closed.append(self._close(part, window, witnesses, gpus))
             await asyncio.sleep(0)
         self.demand = forget(self.demand, now_s=end_s)
         partials = [partial for one in closed for partial in one.partials]
@@ -150,7 +153,26 @@ class Publisher:
                 found[replica] = replace(own, in_flight=load.in_flight, open_since_s=since_s)
         return found
 
-    def _close(self, part: Slice, window: Window, witnesses: Mapping[str, Witness]) -> ClosedSlice:
+    def _gpus(self, slices: Sequence[Slice], window: Window) -> Mapping[str, GpuAverages]:
+        """What GPU exporters say of replicas that count and are awake, by target."""
+        scraper = self._scraper
+        if not scraper.gpus.nodes:
+            return {}
+        claims = [
+            GpuClaim(
+                replica=target.target_id,
+                node=target.node,
+                gpu_indices=target.gpu_indices,
+                counts=target.counted and scraper.statuses[target.target_id].state != pb.TARGET_STATE_ASLEEP,
+            )
+            for part in slices
+            for target in part.roster.targets
+        ]
+        return scraper.gpus.window(window.start_s, window.end_s).for_replicas(claims)
+
+    def _close(
+        self, part: Slice, window: Window, witnesses: Mapping[str, Witness], gpus: Mapping[str, GpuAverages]
+    ) -> ClosedSlice:
         scraper = self._scraper
         closed = close_slice(
             scraper.table,
@@ -158,7 +180,7 @@ class Publisher:
             window,
             states=[scraper.statuses[target_id].failure for target_id in part.roster.target_ids],
             witnesses=witnesses,
-            gpus={},
+            gpus=gpus,
             collector=self._settings.collector_name,
             replica_revisions=self._replica_revisions(),
         )

@@ -10,6 +10,8 @@ from time import monotonic
 
 import structlog
 
+from metrics_collector.core.gpuboard import GpuBoard
+from metrics_collector.core.gpus import GpuPageError, read_gpu_page
 from metrics_collector.core.liveness import Witness, witness
 from metrics_collector.core.load import read_load
 from metrics_collector.core.page import Hint, PageError, PageReader
@@ -60,6 +62,7 @@ class Scraper:
         self._rules = rules
         self._wheel = Wheel()
         self.table = SeriesTable(rows=settings.ring_rows)
+        self.gpus = GpuBoard(keep_s=2 * settings.window_s_at(settings.longest_interval_s))
         self.witnesses: dict[str, Witness] = {}
         self.version = 0
         self.hints: dict[str, Hint] = {}
@@ -79,7 +82,9 @@ class Scraper:
                 self._stop(target_id)
             self.targets[target_id] = target
             self.statuses.setdefault(target_id, TargetStatus())
-            self.table.add(target_id, keep_s=self.settings.window_s_at(self.settings.interval_of(target.service)))
+            if not target.exporter:
+                interval_s = self.settings.interval_of(target.service)
+                self.table.add(target_id, keep_s=self.settings.window_s_at(interval_s))
             if target.address:
                 self._start(target_id, target, before)
 
@@ -122,7 +127,9 @@ class Scraper:
         scrape = self._scrapes.pop(target_id, None)
         if scrape is not None:
             scrape.close()
-        self.targets.pop(target_id, None)
+        target = self.targets.pop(target_id, None)
+        if target is not None and target.exporter:
+            self.gpus.remove(target.node)
         self.statuses.pop(target_id, None)
         self.witnesses.pop(target_id, None)
         self.table.remove(target_id)
@@ -165,6 +172,7 @@ class _Scrape:
         "_closed",
         "_coarse",
         "_due_s",
+        "_exporter_of",
         "_give_up",
         "_hint",
         "_interval_s",
@@ -193,7 +201,9 @@ class _Scrape:
         self._scraper = scraper
         self._wheel = wheel
         self._target_id = target_id
-        self._service = scraper.targets[target_id].service
+        target = scraper.targets[target_id]
+        self._service = target.service
+        self._exporter_of = target.node if target.exporter else None
         self._status = scraper.statuses[target_id]
         self._hint: Hint | None = None
         self._interval_s = interval_s
@@ -246,7 +256,10 @@ class _Scrape:
 
     def _answered(self, page: bytes) -> None:
         try:
-            self._take(page)
+            if self._exporter_of is None:
+                self._take(page)
+            else:
+                self._take_gpus(page, self._exporter_of)
         except Exception as error:  # noqa: BLE001
             # A loop swallows what its callbacks raise; a defect is to end the collector.
             self._wheel.fail(error)
@@ -272,6 +285,20 @@ class _Scrape:
             status.succeeded(
                 at_s=at_s, duration_s=duration_s, rejected=reading.rejected, asleep=reading.values[_AWAKE] == 0
             )
+        self._settle(before)
+
+    def _take_gpus(self, page: bytes, node: str) -> None:
+        scraper, status = self._scraper, self._status
+        duration_s = monotonic() - self._started_s
+        before = status.state
+        try:
+            reading = read_gpu_page(page)
+        except GpuPageError as error:
+            status.failed(pb.TARGET_STATE_BAD_PAGE, str(error), duration_s=duration_s)
+        else:
+            at_s = scraper.now_s() - duration_s / 2
+            scraper.gpus.put(node, reading, at_s=at_s)
+            status.succeeded(at_s=at_s, duration_s=duration_s, rejected=reading.rejected, asleep=False)
         self._settle(before)
 
     def _failed(self, error: Failure) -> None:

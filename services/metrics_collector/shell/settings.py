@@ -113,6 +113,11 @@ class CollectorSettings(ServiceSettings):
         return window_length_s(self.window_s, interval_s)
 
     @property
+    def longest_interval_s(self) -> float:
+        """Of all services, in seconds."""
+        return max([self.scrape_interval_s, *self.scrape_interval_by_service.values()])
+
+    @property
     def ring_rows(self) -> int:
         """Rows that are kept of a target: a window's scrapes at the shortest interval, within bounds."""
         shortest_s = min([self.scrape_interval_s, *self.scrape_interval_by_service.values()])
