@@ -3,12 +3,14 @@
 Eight H100 replicas serve the whole Azure conversation trace; fleets of 8 to 1,000 serve a trace of constant load per
 replica, with bursts and lengths as ServeGen's large language model service has them. Where the recorded material is
 absent (``--material``, else TRIMTAB_TEST_MATERIAL, else ``../shared``) traces of the same rates and mean lengths are
-generated, and the report says so. Timed is everything after the trace is in memory: routing, engines, records; in CPU
-seconds. For comparison the stepping engine, which does every iteration, serves the same first minutes.
+generated, and the report says so. Timed are routing, engines and records, and for the fleets the making of the trace
+piece by piece, in CPU seconds. For comparison the stepping engine, which does every iteration, serves the same first
+minutes.
 """
 
 import argparse
 import csv
+import functools
 import gc
 import json
 import math
@@ -16,10 +18,11 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.core.engine import Engine
 from simulator.core.profile import Profile
@@ -33,7 +36,7 @@ from simulator.traces.readers import read_trace
 
 PROFILE = "h100-8b-tp1"
 SEED = 11
-REPEATS = 3
+REPEATS = 4
 SMALL_FLEET = 8
 FLEETS = {8: 2500.0, 64: 625.0, 250: 160.0, 1000: 40.0}
 """Replicas: seconds of the trace; the load per replica is the same."""
@@ -44,6 +47,8 @@ SPEED_BAR = 2000.0
 GROWTH_BAR = 1.1
 _CONVERSATION = Path("data/traces/AzureLLMInferenceTrace_conv.csv")
 _SERVEGEN = Path("data/traces/servegen")
+
+Lookup = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 def conversation(material: Path) -> tuple[list[TraceRequest], str]:
@@ -60,36 +65,52 @@ def conversation(material: Path) -> tuple[list[TraceRequest], str]:
     return generate([load], duration_s=3502.0, seed=SEED), "generated: 5.53 requests/s, 1,155 in, 211 out"
 
 
-def fleet_trace(material: Path, replicas: int, duration_s: float) -> tuple[list[TraceRequest], str]:
-    """Bursty arrivals (gamma gaps) at a constant rate per replica, with ServeGen's lengths or lognormal ones."""
-    dice = np.random.default_rng([SEED, replicas])
-    rate_rps = REQUESTS_PER_REPLICA_S * replicas
-    count = round(rate_rps * duration_s)
-    shape = 1.0 / BURST_CV**2
-    arrivals_s = np.cumsum(dice.gamma(shape, 1.0 / (shape * rate_rps), count))
-    folder = material / _SERVEGEN
-    if folder.is_dir():
-        prompts = _sampled(folder / "language_m-large_input_tokens_hist.csv", dice, count)
-        outputs = _sampled(folder / "language_m-large_output_tokens_hist.csv", dice, count)
-        source = "generated with the lengths of servegen/language_m-large"
-    else:
-        prompts = np.clip(dice.lognormal(6.4, 0.9, count), 1, 30_000).astype(int)
-        outputs = np.clip(dice.lognormal(4.3, 1.2, count), 1, 2_000).astype(int)
-        source = "generated with lognormal lengths"
-    columns = zip(arrivals_s.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
-    return [TraceRequest(at_s, "fleet", prompt, output) for at_s, prompt, output in columns], source
+class FleetTrace:
+    """Bursty arrivals (gamma gaps) at a constant rate per replica, with ServeGen's lengths or lognormal ones.
+
+    Made piece by piece while it is served, as a file would be read: a fleet's trace need not fit into memory.
+    """
+
+    def __init__(self, material: Path) -> None:
+        folder = material / _SERVEGEN
+        self._lengths: tuple[Lookup, Lookup] | None = None
+        self.source = "generated with lognormal lengths"
+        if folder.is_dir():
+            self._lengths = (
+                _lookup(folder / "language_m-large_input_tokens_hist.csv"),
+                _lookup(folder / "language_m-large_output_tokens_hist.csv"),
+            )
+            self.source = "generated with the lengths of servegen/language_m-large"
+
+    def requests(self, replicas: int, duration_s: float) -> Iterator[TraceRequest]:
+        """The trace of one fleet."""
+        dice = np.random.default_rng([SEED, replicas])
+        rate_rps = REQUESTS_PER_REPLICA_S * replicas
+        shape = 1.0 / BURST_CV**2
+        left, at_s = round(rate_rps * duration_s), 0.0
+        while left > 0:
+            count = min(left, 1000)
+            left -= count
+            arrivals_s = at_s + np.cumsum(dice.gamma(shape, 1.0 / (shape * rate_rps), count))
+            at_s = float(arrivals_s[-1])
+            if self._lengths is None:
+                prompts = np.clip(dice.lognormal(6.4, 0.9, count), 1, 30_000).astype(int)
+                outputs = np.clip(dice.lognormal(4.3, 1.2, count), 1, 2_000).astype(int)
+            else:
+                prompts, outputs = (low[np.searchsorted(upto, dice.random(count))] for low, upto in self._lengths)
+            for one in zip(arrivals_s.tolist(), prompts.tolist(), outputs.tolist(), strict=True):
+                yield TraceRequest(one[0], "fleet", one[1], one[2])
 
 
-def _sampled(path: Path, dice: np.random.Generator, count: int) -> np.ndarray:
+def _lookup(path: Path) -> Lookup:
+    """Token counts, and the share of requests with no more than each."""
     with path.open(encoding="utf-8") as file:
         rows = [(int(row["lo"]), float(row["prob"])) for row in csv.DictReader(file)]
-    weights = np.array([weight for _, weight in rows])
-    drawn = dice.choice(np.array([low for low, _ in rows]), size=count, p=weights / weights.sum())
-    clipped: np.ndarray = np.clip(drawn, 1, 16_000)
-    return clipped
+    upto = np.cumsum([weight for _, weight in rows])
+    return np.clip([low for low, _ in rows], 1, 16_000), upto / upto[-1]
 
 
-def timed(profile: Profile, requests: Sequence[TraceRequest], replicas: int) -> tuple[float, Records]:
+def timed(profile: Profile, requests: Callable[[], Iterable[TraceRequest]], replicas: int) -> tuple[float, Records]:
     """CPU seconds of the fastest of a few runs, and what was served: other work on the machine only ever adds to it."""
     seconds: list[float] = []
     records = Records()
@@ -99,7 +120,7 @@ def timed(profile: Profile, requests: Sequence[TraceRequest], replicas: int) -> 
         gc.freeze()
         fleet = colocated(profile, replicas)
         started_s = time.process_time()
-        records = fleet.run(requests)
+        records = fleet.run(requests())
         seconds.append(time.process_time() - started_s)
     return min(seconds), records
 
@@ -127,15 +148,14 @@ def run(material: Path) -> dict[str, object]:
     """All figures as one document."""
     profile = packaged_profiles()[PROFILE]
     trace, trace_source = conversation(material)
-    cpu_s, records = timed(profile, trace, SMALL_FLEET)
+    cpu_s, records = timed(profile, lambda: trace, SMALL_FLEET)
     simulated_s = trace[-1].arrival_s
     speed_8 = simulated_s / cpu_s
     rows: list[dict[str, float]] = []
     points: list[tuple[float, float]] = []
-    fleet_source = ""
+    fleet = FleetTrace(material)
     for replicas, duration_s in FLEETS.items():
-        requests, fleet_source = fleet_trace(material, replicas, duration_s)
-        fleet_cpu_s, served = timed(profile, requests, replicas)
+        fleet_cpu_s, served = timed(profile, functools.partial(fleet.requests, replicas, duration_s), replicas)
         points.append((math.log(replicas), math.log(fleet_cpu_s / duration_s)))
         rows.append(
             {
@@ -155,7 +175,7 @@ def run(material: Path) -> dict[str, object]:
         "inputs": {
             "profile": PROFILE,
             "trace": trace_source,
-            "fleet_trace": fleet_source,
+            "fleet_trace": fleet.source,
             "requests_per_replica_s": REQUESTS_PER_REPLICA_S,
             "repeats": REPEATS,
             "seed": SEED,

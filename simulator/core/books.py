@@ -111,8 +111,16 @@ class EngineBooks(Generic[S]):
             (arrived if ready_s is not None and ready_s <= now_s else absent).append(sequence)
         if arrived:
             self._deferred = absent
-            # They arrived before whatever still waits for capacity, so they go in front, oldest first.
-            self._waiting.extendleft(sorted(arrived, key=lambda s: s.arrival_s, reverse=True))
+            for sequence in sorted(arrived, key=lambda s: s.arrival_s):
+                self._queue_by_arrival(sequence)
+
+    def _queue_by_arrival(self, sequence: S) -> None:
+        """Queue a request whose KV is there before those that came after it, as vLLM, which never took it out."""
+        waiting = self._waiting
+        place = len(waiting)
+        while place and not waiting[place - 1].preemptions and waiting[place - 1].arrival_s > sequence.arrival_s:
+            place -= 1
+        waiting.insert(place, sequence)
 
     def _admit(self, sequence: S, budget: int) -> int | None:
         """Claim what is cached, allocate the first chunk; the chunk's tokens, or None when it does not fit."""

@@ -129,8 +129,7 @@ class DisaggregatedFleet:
         self.decode.change(target, 1)
 
     def _release(self, index: int, name: str, at_s: float) -> None:
-        engine = self.clock.engines[index]
-        engine.release_held(name, at_s)
+        self.clock.at(index, at_s).release_held(name, at_s)
         self.clock.touched(index)
 
     def _link_of(self, source: Place, target: Place) -> KvLink:

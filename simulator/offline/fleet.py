@@ -1,8 +1,8 @@
 """Engines on one virtual clock, advanced by whatever happens next.
 
-A heap knows when each engine has something to do; nothing is done for engines to which nothing happens, so the work of
-a run grows with its requests, not with replicas times iterations. What arrives at the moment an iteration ends takes
-part in the next one, and is routed as if that iteration were still under way.
+A heap knows before when no request can end in each engine; nothing is done for engines to which nothing happens, so
+the work of a run grows with its requests, not with replicas times iterations. What arrives at the moment an iteration
+ends takes part in the next one, and is routed as if that iteration were still under way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from simulator.core.curves import DecodeCurves
 from simulator.core.jumping import JumpingEngine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest, FinishedRequest
+from simulator.core.timing import BatchWork
 from simulator.offline.records import Records
 from simulator.offline.routing import LeastLoaded
 from simulator.traces.model import TraceRequest
@@ -23,12 +24,19 @@ OnFinished = Callable[[int, FinishedRequest], None]
 
 
 class EngineClock:
-    """The next event of any engine, and of the calls that were asked for at a time."""
+    """Lets engines end requests, and calls that were asked for happen, in order of time.
+
+    What happens inside an engine without ending a request is done when somebody looks at the engine or a request can
+    end. Until then a lower bound stands for it: more work never makes an iteration shorter, so requests that came
+    since can only delay the end that was planned, and a request of n tokens takes n iterations at the least.
+    """
 
     def __init__(self, on_finished: OnFinished) -> None:
         self.engines: list[JumpingEngine] = []
         self.now_s = 0.0
         self._on_finished = on_finished
+        self._floor_s: list[float] = []
+        self._bound_s: list[float] = []
         self._due: list[tuple[float, int]] = []
         self._calls: list[tuple[float, int, Callable[[float], None]]] = []
         self._called = 0
@@ -36,6 +44,9 @@ class EngineClock:
     def add(self, engine: JumpingEngine) -> int:
         """Take an engine in; its index."""
         self.engines.append(engine)
+        # A little less, so that rounding never puts the bound behind the end.
+        self._floor_s.append(engine.timing.iteration_s(BatchWork(0, 1, 0, 0.0)) * (1 - 1e-9))
+        self._bound_s.append(math.inf)
         index = len(self.engines) - 1
         self.touched(index)
         return index
@@ -43,16 +54,24 @@ class EngineClock:
     def submit(self, index: int, request: EngineRequest, now_s: float) -> None:
         """Give a request to an engine; raises ValueError as the engine does."""
         engine = self.engines[index]
-        before_s = engine.next_s
+        if engine.next_s < now_s:
+            self._catch_up(index, now_s)
         engine.submit(request, now_s)
-        if engine.next_s != before_s:
-            heapq.heappush(self._due, (engine.next_s, index))
+        bound_s = now_s + request.output_tokens * self._floor_s[index]
+        if bound_s < self._bound_s[index]:
+            self._bound_s[index] = bound_s
+            heapq.heappush(self._due, (bound_s, index))
+
+    def at(self, index: int, now_s: float) -> JumpingEngine:
+        """An engine in its state at `now_s`, to be looked at; who changes it says so with `touched`."""
+        self._catch_up(index, now_s)
+        return self.engines[index]
 
     def touched(self, index: int) -> None:
-        """Look again when an engine has something to do, after a call to it from outside."""
-        next_s = self.engines[index].next_s
-        if next_s < math.inf:
-            heapq.heappush(self._due, (next_s, index))
+        """Look again when an engine can end a request, after a call to it from outside."""
+        bound_s = self._bound_s[index] = self.engines[index].next_s
+        if bound_s < math.inf:
+            heapq.heappush(self._due, (bound_s, index))
 
     def call_at(self, at_s: float, call: Callable[[float], None]) -> None:
         """Call with the time at `at_s`, before the engines' own events of that time."""
@@ -61,7 +80,7 @@ class EngineClock:
 
     def run_before(self, until_s: float) -> None:
         """Let everything happen that is due before `until_s`; then it is `until_s`, unless that is infinity."""
-        due, calls, engines = self._due, self._calls, self.engines
+        due, calls, bounds_s, engines = self._due, self._calls, self._bound_s, self.engines
         while True:
             engine_s = due[0][0] if due else math.inf
             if calls and calls[0][0] <= engine_s:
@@ -74,17 +93,25 @@ class EngineClock:
             if engine_s >= until_s:
                 break
             _, index = heapq.heappop(due)
-            engine = engines[index]
-            if engine.next_s != engine_s:
+            if bounds_s[index] != engine_s:
                 continue
             self.now_s = engine_s
-            finished = engine.fire()
-            if engine.next_s < math.inf:
+            engine = engines[index]
+            bounds_s[index] = math.inf
+            while engine.next_s <= engine_s:
+                for one in engine.fire():
+                    self._on_finished(index, one)
+            if engine.next_s < bounds_s[index]:
+                bounds_s[index] = engine.next_s
                 heapq.heappush(due, (engine.next_s, index))
-            for one in finished:
-                self._on_finished(index, one)
         if until_s < math.inf:
             self.now_s = until_s
+
+    def _catch_up(self, index: int, now_s: float) -> None:
+        engine = self.engines[index]
+        while engine.next_s < now_s:
+            for one in engine.fire():
+                self._on_finished(index, one)
 
 
 class ColocatedFleet:

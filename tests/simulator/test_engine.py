@@ -132,6 +132,17 @@ def test_kv_from_a_prefill_server_leaves_one_token_to_compute() -> None:
     assert engine.counters.external_hits_tokens == 29
 
 
+def test_requests_whose_kv_has_come_wait_in_the_order_of_their_arrival() -> None:
+    """With the newest in front, in overload the oldest would never be served."""
+    engine = Engine(dataclasses.replace(LIMITS, max_num_seqs=1), UNIT)
+    engine.submit(request("first", 4, 8), 0.0)
+    for index, name in enumerate(("a", "b", "c")):
+        engine.submit(request(name, 4, 1, external_kv_s=0.5), 0.5 + index)
+    engine.submit(request("plain", 4, 1), 2.25)
+    _, finished = run_until_idle(engine)
+    assert [f.request.request_id for f in finished] == ["first", "a", "b", "plain", "c"]
+
+
 def test_held_kv_occupies_blocks_until_it_is_fetched() -> None:
     engine = Engine(LIMITS, UNIT)
     engine.submit(request("a", 8, 1, hold_kv=True), 0.0)
