@@ -13,7 +13,6 @@ timestamps and exemplars are skipped; OpenMetrics pages of vLLM (``vllm_`` for `
 in general is not.
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -76,35 +75,24 @@ class PageReader:
             if layout is not None and texts is not None:
                 self._layouts.move_to_end(hint.layout)
                 return layout.plan.reading(texts), hint
-        layout, rows, lasting = learn(self._vocabularies, blocks)
-        key = _key(layout)
-        if lasting:
-            layout = self._keep(key, layout)
-        return layout.plan.reading(layout.values(rows)), Hint(layout.dialect, key)
+        learnt = learn(self._vocabularies, blocks, self._layouts)
+        if learnt.key is not None:
+            self._keep(learnt.key, learnt.layout)
+        layout = learnt.layout
+        return layout.plan.reading(layout.values(learnt.rows)), Hint(layout.dialect, learnt.key or b"")
 
-    def _keep(self, key: bytes, layout: Layout) -> Layout:
-        """The layout that is kept under ``key``: one of another target, or from now on this one."""
-        kept = self._layouts.get(key)
-        if kept is not None:
+    def _keep(self, key: bytes, layout: Layout) -> None:
+        """Remembers a layout, for the least used of the others if need be."""
+        if key in self._layouts:
             self._layouts.move_to_end(key)
-            return kept
+            return
         if layout.size_bytes > MAX_LAYOUT_BYTES:
-            return layout
+            return
         self._layouts[key] = layout
         self._layouts_bytes += layout.size_bytes
         while len(self._layouts) > MAX_LAYOUTS or self._layouts_bytes > MAX_LAYOUTS_BYTES:
             _, dropped = self._layouts.popitem(last=False)
             self._layouts_bytes -= dropped.size_bytes
-        return layout
-
-
-def _key(layout: Layout) -> bytes:
-    """The same for layouts that are the same."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (layout.dialect.encode(), *layout.block_heads, b"\n", *layout.row_heads):
-        digest.update(b"%d:" % len(part))
-        digest.update(part)
-    return digest.digest()
 
 
 def _check(page: bytes) -> None:

@@ -5,6 +5,7 @@ keeps the beginnings of all blocks, and of every line in the blocks that are nee
 page agrees in all of that, its lines mean the same, and its values are cut out; else it is worked out anew.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,8 +123,16 @@ class Layout:
         return list(map(_slice, self.pick(rows), self.value_cuts))
 
 
-def learn(vocabularies: Sequence[Vocabulary], blocks: Sequence[bytes]) -> tuple[Layout, list[bytes], bool]:
-    """(the layout of a page, its rows, whether the next page may go by this layout). Raises ``PageError``.
+class Learnt(NamedTuple):
+    """A page's layout and its rows. ``key`` is the same for layouts that are; None when it is good for one page."""
+
+    layout: Layout
+    rows: list[bytes]
+    key: bytes | None
+
+
+def learn(vocabularies: Sequence[Vocabulary], blocks: Sequence[bytes], known: Mapping[bytes, Layout]) -> Learnt:
+    """The layout of a page: one of ``known`` by their keys, or a new one. Raises ``PageError``.
 
     A page goes by the first vocabulary that has a mark on it. A page on which none of the needed families has a
     ``# TYPE`` line is read line by line; then the layout is good for this page only.
@@ -131,7 +140,6 @@ def learn(vocabularies: Sequence[Vocabulary], blocks: Sequence[bytes]) -> tuple[
     heads = tuple(_type_head(block) for block in blocks[1:])
     names = [head.rstrip() for head in heads]
     vocabulary = _vocabulary(vocabularies, set(names))
-    by_line = vocabulary is None
     needed: list[int] = []
     rows: list[bytes] = []
     if vocabulary is not None:
@@ -150,8 +158,18 @@ def learn(vocabularies: Sequence[Vocabulary], blocks: Sequence[bytes]) -> tuple[
     parsed = [
         _Row(b"", _NOTHING) if number in firsts else _parse(row, vocabulary.samples) for number, row in enumerate(rows)
     ]
-    layout = _layout(vocabulary.dialect, parsed, block_heads=(b"", *heads), needed=tuple(needed))
-    return layout, rows, not by_line
+    key = _key(vocabulary.dialect, heads, parsed) if needed else None
+    layout = None if key is None else known.get(key)
+    if layout is None:
+        layout = _layout(vocabulary.dialect, parsed, block_heads=(b"", *heads), needed=tuple(needed))
+    return Learnt(layout, rows, key)
+
+
+def _key(dialect: Dialect, block_heads: Sequence[bytes], rows: Sequence[_Row]) -> bytes:
+    parts = [dialect.name.encode(), *block_heads, b"\n", *(row.head for row in rows)]
+    # With their lengths, so that no two lists of parts run together into one text.
+    text = b"".join([b"%d:%b" % (len(part), part) for part in parts])
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _type_head(block: bytes) -> bytes:
