@@ -93,7 +93,9 @@ def _parse(document: object, source: str) -> _DialectSpec:
     try:
         return _DialectSpec.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        found = error.errors(include_url=False, include_input=False)
+        # A misspelt key leaves its right name missing: the key is what is wrong.
+        first = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
         path = ".".join(str(part) for part in first["loc"] if part != "[key]") or "document"
         message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
         raise DialectError(f"{source}: {path}: {' '.join(message.split())}") from error
