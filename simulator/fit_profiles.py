@@ -18,8 +18,10 @@ import yaml
 
 from simulator.core.limits import EngineLimits
 from simulator.core.timing import IterationModel
-from simulator.fitting.architectures import LLAMA_3_8B, LLAMA_3_70B, QWEN_2_5_7B, QWEN_2_5_14B, Architecture
+from simulator.fitting.architectures import LLAMA_3_8B
+from simulator.fitting.correcting import packaged_corrections
 from simulator.fitting.lifecycle import lifecycle_times
+from simulator.fitting.operators import Deployment, operator_times
 from simulator.fitting.overload import (
     Grade,
     first_gauge_s,
@@ -31,6 +33,7 @@ from simulator.fitting.overload import (
     series_error,
 )
 from simulator.fitting.tables import TableError, read_bench
+from simulator.fitting.targets import TARGETS, Target
 from simulator.fitting.timing import TimingFit, cross_check, fit_from_operators, fit_from_servingsim
 from simulator.profiles import parse_profile
 
@@ -39,50 +42,9 @@ _MEMORY_SHARE = 0.85
 _PRO_LIMITS = EngineLimits(
     max_num_batched_tokens=2048, max_num_seqs=128, block_size=16, num_gpu_blocks=33_000, max_model_len=32_768
 )
+_OPTIONAL = ("experts_s", "expert_share", "prefill_s")
 _TRE = "TRE paper (A100-40GB, 7B to 14B models)"
 _BLOG = "vLLM blog of 2025-10-26 (vLLM 0.11, A100)"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Target:
-    """One profile to write."""
-
-    name: str
-    model: str
-    gpu_type: str
-    gpu_memory_gib: float
-    tensor_parallel: int
-    architecture: Architecture
-    system: str
-    """aiconfigurator's name of the GPU system, or LLMServingSim's of card and model."""
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    runtime_gib: float
-    sleeper_gib: float
-    link_bytes_per_s: float
-    link: str
-    vidur_model: str = ""
-    kv_cache_of_run: bool = False
-    """Whether the KV cache is that of the recorded run, not what memory would hold."""
-
-
-_CX6 = "25 GB/s a GPU between nodes (200 Gb/s, aiconfigurator's A100 system)"
-_CX7 = "50 GB/s a GPU between nodes (400 Gb/s, aiconfigurator's H100 system)"
-_PCIE = "25 GB/s, PCIe 4.0 x16 less its overhead"
-_LLAMA3_8B_VIDUR = "meta-llama/Meta-Llama-3-8B"
-TARGETS = (
-    Target("a100-8b-tp1", "dsllama-8b", "A100", 40, 1, LLAMA_3_8B, "a100_sxm", 2048, 256, 2.0, 1.4, 25e9, _CX6,
-           _LLAMA3_8B_VIDUR),
-    Target("a100-7b-tp1", "dsqwen-7b", "A100", 40, 1, QWEN_2_5_7B, "a100_sxm", 2048, 256, 2.0, 1.0, 25e9, _CX6),
-    Target("a100-14b-tp2", "dsqwen-14b", "A100", 40, 2, QWEN_2_5_14B, "a100_sxm", 2048, 256, 2.0, 1.8, 50e9, _CX6),
-    Target("h100-8b-tp1", "llama-3.1-8b", "H100", 80, 1, LLAMA_3_8B, "h100_sxm", 8192, 256, 4.0, 1.4, 50e9, _CX7),
-    Target("h100-70b-tp4", "llama-3.1-70b", "H100", 80, 4, LLAMA_3_70B, "h100_sxm", 8192, 256, 4.0, 1.8, 200e9, _CX7,
-           "meta-llama/Llama-2-70b-hf"),
-    Target("rtxpro6000-8b-tp1", "llama-3.1-8b", "RTXPRO6000", 96, 1, LLAMA_3_8B, "RTXPRO6000_Llama-3.1-8B_tp1", 2048,
-           128, 4.0, 1.4, 25e9, _PCIE),
-    Target("rtx4090-8b-tp1", "llama-3.1-8b", "RTX4090", 24, 1, LLAMA_3_8B, "RTX4090_Llama-3.1-8B_tp1", 2048, 256, 1.5,
-           1.4, 25e9, _PCIE, kv_cache_of_run=True),
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,7 +84,22 @@ def fit_host(perf: Path) -> HostFit:
     )
 
 
+def _corrected(perf: Path, target: Target) -> tuple[TimingFit, str]:
+    """Operator tables, corrected by what the end-to-end rows of one system showed."""
+    moe_dtype = "bfloat16" if target.architecture.experts else ""
+    deployment = Deployment(target.system, target.architecture, target.tensor_parallel, moe_dtype=moe_dtype)
+    times = operator_times(perf, deployment)
+    text = "aiconfigurator's operator tables; bytes moved for element-wise operators"
+    if target.estimate is not None:
+        times = target.estimate.scale(times)
+        text = f"ESTIMATE by specification, nothing measured: {target.estimate.text}, from {text}"
+    text += f"; corrected by aiconfigurator's end-to-end rows of {target.corrected_on}"
+    return TimingFit(times.model(packaged_corrections()[target.corrected_on]), dict(times.errors)), text
+
+
 def _timing(perf: Path, target: Target, host: HostFit) -> tuple[TimingFit, str]:
+    if target.corrected_on:
+        return _corrected(perf, target)
     if target.system.startswith("RTX"):
         fit = fit_from_servingsim(perf, target.system, target.architecture)
         compared = host.fitted if target.system.startswith("RTXPRO") else host.graded
@@ -157,7 +134,11 @@ def profile_document(perf: Path, lifecycle: Path, target: Target, host: HostFit,
         "gpu_type": target.gpu_type,
         "tensor_parallel": target.tensor_parallel,
         "timing": {
-            **{name: _significant(value) for name, value in dataclasses.asdict(fit.model).items()},
+            **{
+                name: _significant(value)
+                for name, value in dataclasses.asdict(fit.model).items()
+                if value or name not in _OPTIONAL
+            },
             "source": {
                 "text": text,
                 "date": today,

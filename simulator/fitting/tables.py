@@ -79,8 +79,12 @@ def read_gemm(perf: Path, system: str, dtype: str = "bfloat16") -> GemmTable:
     grid = np.full((len(ms), len(ns), len(ks)), np.nan)
     for (m, n, k), seconds in found.items():
         grid[ms.index(m), ns.index(n), ks.index(k)] = np.log(seconds)
-    # The largest square is not measured; the product grows in proportion to n there.
-    grid[:, -1, -1] = np.where(np.isnan(grid[:, -1, -1]), grid[:, -2, -1] + np.log(ns[-1] / ns[-2]), grid[:, -1, -1])
+    # The largest products are not measured everywhere (memory): there, time grows in proportion to n, or else to m.
+    for axis, sizes in ((1, ns), (0, ms)):
+        for upper in range(1, len(sizes)):
+            here, before = np.take(grid, upper, axis), np.take(grid, upper - 1, axis)
+            filled = np.where(np.isnan(here), before + np.log(sizes[upper] / sizes[upper - 1]), here)
+            grid[(slice(None),) * axis + (upper,)] = filled
     if np.isnan(grid).any():
         raise TableError(f"gemm.csv.gz has holes in the grid of {system}")
     return GemmTable(np.array(ms, float), np.array(ns, float), np.array(ks, float), grid)

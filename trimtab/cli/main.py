@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trimtab import __version__
-from trimtab.cli import decisions, demo, replay, resources, status, targets, topology, up
+from trimtab.cli import decisions, demo, replay, resources, simulate, status, targets, topology, up
 from trimtab.cli.connect import CommandError, set_endpoints
 from trimtab.cli.output import errors, print_json
 
@@ -48,6 +48,7 @@ app.command("explain")(decisions.explain_command)
 app.command("targets")(targets.targets_command)
 app.command("topology")(topology.topology_command)
 app.command("replay")(replay.replay_command)
+app.add_typer(simulate.app, name="simulate")
 app.command("version")(version_command)
 
 

@@ -1,0 +1,161 @@
+"""The replica model behind the fidelity bench: experts, closed loops, scaling by specification, recorded gauges."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from bench.fidelity import bars, summary
+from simulator.core.limits import EngineLimits
+from simulator.core.timing import BatchWork, IterationModel
+from simulator.fitting.closed_loop import Load, run_closed_loop
+from simulator.fitting.correcting import log_errors, packaged_corrections
+from simulator.fitting.curves import fit_non_negative
+from simulator.fitting.operators import Correction, OperatorTimes
+from simulator.fitting.overload import Gauges, first_gauge_s, kv_capacity_tokens, series_error
+from simulator.fitting.silicon import B200, H100, read_silicon
+from simulator.fitting.tables import BenchRequest
+from simulator.fitting.targets import Estimate
+from simulator.profiles import packaged_profiles
+from trimtab.cli.main import app
+
+DENSE = IterationModel(0.001, 0.01, 0.002, 5e-5, 1e-6, 1e-7, 1e-9)
+EXPERTS = IterationModel(0.001, 0.002, 0.002, 1e-5, 0.0, 0.0, 0.0, experts_s=0.008, expert_share=0.5, prefill_s=0.003)
+LIMITS = EngineLimits(8192, 64, 16, 10_000, 8192, enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (BatchWork(0, 1, 0, 0.0), 0.001 + 0.002 + 1e-5 + 0.008 * 0.5),
+        (BatchWork(0, 2, 0, 0.0), 0.001 + 0.002 + 2e-5 + 0.008 * 0.75),
+        (BatchWork(1000, 0, 0, 0.0), 0.001 + 0.003 + 0.002 + 0.01 + 0.008),
+    ],
+)
+def test_experts_are_streamed_as_tokens_choose_them_and_prefill_costs_its_launches(
+    work: BatchWork, seconds: float
+) -> None:
+    assert EXPERTS.iteration_s(work) == pytest.approx(seconds)
+
+
+def test_a_faster_engine_chooses_the_same_experts() -> None:
+    work = BatchWork(64, 3, 100, 10.0)
+    assert EXPERTS.faster(4).iteration_s(work) == pytest.approx(EXPERTS.iteration_s(work) / 4)
+
+
+def test_a_share_of_experts_above_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="expert_share must be at most 1"):
+        IterationModel(0.001, 0.002, 0.0, 0.0, 0.0, 0.0, 0.0, experts_s=0.1, expert_share=1.5)
+
+
+def test_one_client_waits_for_its_prefill_and_then_gets_a_token_an_iteration() -> None:
+    found = run_closed_loop(LIMITS, DENSE, Load(1, 1000, 11, rounds=3), request_s=0.5)
+    prefill_s = 0.001 + 0.002 + 5e-5 * 1000 + 1e-9 * 1000**2 / 2
+    decode_s = 0.001 + 0.01 + 1e-6 + 1e-7 * 1004.5
+    assert found.ttft_s == pytest.approx(0.5 + prefill_s)
+    assert found.tpot_s == pytest.approx(decode_s, rel=1e-3)
+
+
+@given(clients=st.integers(1, 24), prompt=st.integers(1, 600), output=st.integers(2, 40))
+def test_no_token_comes_faster_than_an_empty_engine_gives_it(clients: int, prompt: int, output: int) -> None:
+    found = run_closed_loop(LIMITS, DENSE, Load(clients, prompt, output, rounds=2, least_share=0.8))
+    assert found.tpot_s >= 0.011
+    assert found.ttft_s >= 0.001
+    assert run_closed_loop(LIMITS, DENSE, Load(clients, prompt, output, rounds=2, least_share=0.8)) == found
+
+
+def test_coefficients_that_would_be_negative_become_zero() -> None:
+    columns = np.stack([np.ones(5), np.arange(1.0, 6.0)], axis=1)
+    assert fit_non_negative(columns, 3 * np.arange(1.0, 6.0) - 0.5)[0] == 0.0
+    assert fit_non_negative(columns, 2 + 3 * np.arange(1.0, 6.0)) == pytest.approx((2.0, 3.0))
+
+
+def test_an_estimate_scales_memory_and_computing_apart() -> None:
+    times = OperatorTimes(10, 0.01, 0.0, 0.0, 0.002, 1e-5, 0.001, 1e-6, 1e-7, 1e-9, ())
+    scaled = Estimate("twice the memory, a third of the FLOPS", 0.5, 3.0).scale(times)
+    assert (scaled.weights_s, scaled.kv_token_s) == pytest.approx((0.005, 5e-8))
+    assert (scaled.token_s, scaled.attention_pair_s) == pytest.approx((3e-5, 3e-9))
+    assert scaled.constant_s == times.constant_s
+    assert times.model(Correction(host_s=0.002, layer_s=1e-4)).host_s == pytest.approx(0.002 + 0.001 + 10 * 1e-4)
+
+
+def test_every_estimated_profile_says_that_it_is_one() -> None:
+    profiles = packaged_profiles().values()
+    estimated = {p.gpu_type for p in profiles if p.timing.source.text.startswith("ESTIMATE")}
+    assert estimated == {"L20", "H20"}
+    kinds = {p.gpu_type for p in profiles}
+    assert {"A100", "H100", "H200", "B200", "GB200", "L40S", "L20", "H20"} <= kinds
+
+
+def recorded(arrivals_s: list[float], prompt: int, output: int, tpot_s: float) -> list[BenchRequest]:
+    return [BenchRequest(at, prompt, output, 0.1, tpot_s, at + 0.1 + tpot_s * (output - 1)) for at in arrivals_s]
+
+
+def test_the_clock_of_recorded_gauges_is_found_from_arrivals_and_ends() -> None:
+    requests = recorded([0.0, 0.5, 1.1, 2.3, 3.3], 16, 21, 0.1)
+    at_s = 0.3 + np.arange(6)
+    inside = [sum(r.arrival_s <= t < r.ended_s for r in requests) for t in at_s]
+    assert 0.2 < first_gauge_s(requests, np.array(inside, float)) < 0.5
+
+
+def test_the_kv_capacity_is_read_off_the_end_of_a_run() -> None:
+    requests = recorded([0.0, 0.0], 1600, 101, 0.1)
+    at_s = np.arange(1, 12, dtype=float)
+    running = np.array([2.0 if t < requests[0].ended_s else 0.0 for t in at_s])
+    held = np.array(
+        [2 * 16 * np.ceil((1601 + 10 * (t - 0.1)) / 16) if n else 0 for t, n in zip(at_s, running, strict=True)]
+    )
+    waiting = np.zeros(11)
+    waiting[0] = 1.0
+    gauges = Gauges(running, waiting, held / 8000, np.where(running > 0, 20.0, 0.0))
+    assert kv_capacity_tokens(requests, gauges, first_s=1.0) == pytest.approx(8000, rel=0.02)
+
+
+def test_a_queue_that_is_over_too_early_counts_as_empty() -> None:
+    assert series_error(np.array([2.0, 2.0]), np.array([2.0, 2.0, 4.0])) == pytest.approx(0.5)
+    assert series_error(np.array([1.0, 3.0]), np.array([1.0, 3.0])) == 0.0
+
+
+def test_a_bar_fails_when_one_direction_misses_its_median_or_p90() -> None:
+    good, bad = summary(np.log([1.1, 0.9])), summary(np.log([1.1, 2.0, 1.1]))
+    overload = dict.fromkeys(("throughput", "ttft_p50", "ttft_p95", "e2e_p50", "e2e_p95", "running", "waiting"), 0.04)
+    found = {
+        b["name"]: b["ok"]
+        for b in bars(
+            {"a": {"ttft": good, "tpot": good}, "b": {"ttft": bad, "tpot": good}}, {**overload, "e2e_p95": -0.2}
+        )
+    }
+    assert found == {
+        "ttft_median_error": False,
+        "tpot_median_error": True,
+        "overload_throughput_error": True,
+        "overload_latency_error": False,
+        "overload_queue_error": True,
+    }
+
+
+@pytest.mark.parametrize(("fitted", "graded"), [(H100, B200), (B200, H100)])
+def test_tpot_of_a_gpu_left_out_of_the_fit_is_within_15_percent(material: Path, fitted: str, graded: str) -> None:
+    table = read_silicon(material / "data" / "perf", graded)
+    errors = np.abs(np.expm1(log_errors(material / "data" / "perf", table, packaged_corrections()[fitted])))
+    assert len(table) == {H100: 192, B200: 186}[graded]
+    assert np.median(errors[:, 1]) <= 0.15
+    assert np.quantile(errors[:, 1], 0.9) <= 0.35
+    # TTFT is off by more than the bar in both directions; this holds it where it is.
+    assert np.median(errors[:, 0]) <= 0.26
+    assert np.quantile(errors[:, 0], 0.9) <= 0.5
+
+
+def test_simulate_profile_prints_estimates_as_such_and_refuses_unknown_names() -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["simulate", "profile", "l20-8b-tp1", "--json"])
+    assert shown.exit_code == 0
+    assert '"estimate": true' in shown.output
+    table = runner.invoke(app, ["simulate", "profile"])
+    assert "h100-8b-tp1" in table.output
+    unknown = runner.invoke(app, ["simulate", "profile", "nope"])
+    assert unknown.exit_code == 1
+    assert "'nope' is not known" in str(unknown.exception)
