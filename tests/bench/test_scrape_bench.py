@@ -33,6 +33,6 @@ def test_cost_that_doubles_with_the_targets_grows_with_exponent_one() -> None:
 
 
 def test_a_filtered_page_keeps_the_headers_of_what_was_asked_for() -> None:
-    page = b'# HELP a A.\n# TYPE a counter\na_total 1\n# TYPE b histogram\nb_bucket{le="1"} 2\nb_sum 3\n# TYPE c gauge\nc 4\n'
+    page = b'# HELP a A.\n# TYPE a counter\na 1\n# TYPE b histogram\nb_bucket{le="1"} 2\nb_sum 3\n# TYPE c gauge\nc 4\n'
 
     assert filter_page(page, ["b_bucket"]) == b'# TYPE b histogram\nb_bucket{le="1"} 2\n'
