@@ -9,71 +9,37 @@ Drive it by events: `next_s` says when something happens next; call `advance` up
 outside (an arrival, an observation), then `submit`, `abort`, `release_held`, `stop`, `resume` or `observe` at that
 time. What arrives at the very end of an iteration takes part in the next one.
 
-Per decoding sequence nothing is touched in a run: its computed tokens are `offset + iterations so far`.
+Per decoding sequence nothing is touched in a run (`simulator.core.decode_batch`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import heapq
 import math
 
-from simulator.core.books import EngineBooks, Sequence
+from simulator.core.books import EngineBooks
 from simulator.core.curves import DecodeCurve, DecodeCurves
+from simulator.core.decode_batch import DecodeBatch, Runner
 from simulator.core.limits import EngineLimits
-from simulator.core.requests import EngineRequest, FinishedRequest, FinishReason
+from simulator.core.requests import EngineGauges, EngineRequest, FinishedRequest, FinishReason
 from simulator.core.timing import BatchWork, IterationModel
 
 _NEVER_S = math.inf
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class _Runner(Sequence):
-    """A sequence that, while it decodes, has `offset + iterations so far` computed tokens."""
-
-    order: int = -1
-    """Its place in order of admission; -1 while it is not in the batch."""
-    decoding: bool = False
-    offset: int = 0
-    end_step: int = 0
-    """The count of iterations after which it has all its tokens."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EngineGauges:
-    """What an engine holds at one moment, and its running totals."""
-
-    running: int
-    waiting: int
-    deferred: int
-    used_blocks: int
-    kv_usage_ratio: float
-    steps: int
-    generated_tokens: int
-    computed_tokens: int
-    """Tokens that went through the model: prompt tokens computed here, decoded and recomputed ones."""
-    preemptions: int
-    busy_s: float
-    """Time with an iteration under way, the elapsed part of the present one included."""
-
-
-class JumpingEngine(EngineBooks[_Runner]):
+class JumpingEngine(EngineBooks[Runner]):
     """One engine core on virtual time that costs work per event, not per token."""
 
     __slots__ = (
+        "_batch",
         "_blocks_until",
         "_busy_s",
         "_chunks",
         "_computed",
         "_curves",
-        "_decoding",
-        "_ends",
         "_generated",
         "_last_end_s",
-        "_offsets",
         "_order",
         "_partial",
-        "_residues",
         "_run_start_s",
         "_run_steps",
         "_running",
@@ -92,14 +58,11 @@ class JumpingEngine(EngineBooks[_Runner]):
         """When the next thing happens inside; infinity when only a call from outside can change anything."""
         self.gaps: list[tuple[float, int]] | None = None
         """Set to a list to collect (mean seconds between tokens, how many tokens) of every run and iteration."""
-        self._running: dict[_Runner, None] = {}
-        self._partial: _Runner | None = None
-        self._ends: list[tuple[int, int, _Runner]] = []
+        self._running: dict[Runner, None] = {}
+        self._partial: Runner | None = None
         self._order = 0
-        self._decoding = 0
-        self._offsets = 0
-        self._residues = [0] * limits.block_size
-        self._chunks: list[tuple[_Runner, int]] = []
+        self._batch = DecodeBatch(limits.block_size)
+        self._chunks: list[tuple[Runner, int]] = []
         self._run_steps = 0
         self._run_start_s = 0.0
         self._blocks_until = 0
@@ -116,7 +79,7 @@ class JumpingEngine(EngineBooks[_Runner]):
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Queue a request; raises ValueError when its id is in use or it is longer than the model takes."""
-        sequence = _Runner(request, now_s, request.prompt_tokens)
+        sequence = Runner(request, now_s, request.prompt_tokens)
         self._register(sequence)
         ready_s = sequence.external_ready_s
         if not self._run_steps:
@@ -215,30 +178,30 @@ class JumpingEngine(EngineBooks[_Runner]):
 
     # --- the run under way ----------------------------------------------------------------------------------------
 
-    def _kv_tokens(self) -> int:
-        """KV entries that the decoding sequences read in the first iteration of the run."""
-        return self._offsets + self._decoding * self.counters.steps
-
     def _reconsider(self, at_s: float) -> None:
         """Schedule anew at the first end of an iteration at or after `at_s`, at `at_s` itself when none runs."""
         if not self._run_steps:
             if not self._stopped and at_s < self.next_s:
                 self.next_s = at_s
         elif self._run_steps > 1 and at_s < self.next_s:
-            curve = self._curves.of(self._decoding)
-            self._shorten(curve.steps_until(self._kv_tokens(), at_s - self._run_start_s, self._run_steps))
+            curve = self._curves.of(self._batch.count)
+            self._shorten(
+                curve.steps_until(self._batch.kv_tokens(self.counters.steps), at_s - self._run_start_s, self._run_steps)
+            )
 
     def _shorten(self, steps: int) -> None:
         """Let the run end after `steps` of its iterations."""
         if steps < self._run_steps:
             self._run_steps = steps
-            self.next_s = self._run_start_s + self._curves.of(self._decoding).total_s(self._kv_tokens(), steps)
+            self.next_s = self._run_start_s + self._curves.of(self._batch.count).total_s(
+                self._batch.kv_tokens(self.counters.steps), steps
+            )
 
     def _settle(self, now_s: float) -> None:
         """Book the iterations of the run that ended before `now_s`, so that its first is the one under way."""
         if self._run_steps <= 1:
             return
-        curve, kv_tokens = self._curves.of(self._decoding), self._kv_tokens()
+        curve, kv_tokens = self._curves.of(self._batch.count), self._batch.kv_tokens(self.counters.steps)
         done = curve.steps_until(kv_tokens, now_s - self._run_start_s, self._run_steps) - 1
         if done:
             start_s = self._run_start_s + curve.total_s(kv_tokens, done)
@@ -252,7 +215,7 @@ class JumpingEngine(EngineBooks[_Runner]):
         after = self.counters.steps + steps
         self._take_blocks(after)
         self.counters.steps = after
-        tokens = self._decoding * steps
+        tokens = self._batch.count * steps
         self._generated += tokens
         self._computed += tokens
         self._busy_s += end_s - self._run_start_s
@@ -265,33 +228,9 @@ class JumpingEngine(EngineBooks[_Runner]):
         first = self._blocks_until
         if until_step > first:
             self._blocks_until = until_step
-            blocks = self._blocks_of(first, until_step - first)
+            blocks = self._batch.blocks_of(first, until_step - first)
             if blocks and not self.pool.allocate(blocks):
                 raise ValueError("a run of iterations took more KV blocks than there are")
-
-    def _blocks_of(self, first_step: int, steps: int) -> int:
-        """Blocks that decoding takes in `steps` iterations from `first_step` on."""
-        residues = self._residues
-        size = len(residues)
-        cycles, rest = divmod(steps, size)
-        start = first_step % size
-        blocks = cycles * self._decoding + sum(residues[start : start + rest])
-        return blocks + sum(residues[: start + rest - size]) if start + rest > size else blocks
-
-    def _steps_within(self, first_step: int, blocks: int, at_most: int) -> int:
-        """How many iterations from `first_step` on take no more than `blocks` blocks, `at_most` at the most."""
-        residues = self._residues
-        size = len(residues)
-        cycles, left = divmod(blocks, self._decoding)
-        steps = cycles * size
-        if steps >= at_most:
-            return at_most
-        while steps < at_most:
-            left -= residues[(first_step + steps) % size]
-            if left < 0:
-                return steps
-            steps += 1
-        return at_most
 
     def _end_run(self, now_s: float) -> list[FinishedRequest]:
         self._book(self._run_steps, now_s)
@@ -301,16 +240,14 @@ class JumpingEngine(EngineBooks[_Runner]):
                 if not sequence.gone:
                     self._end_chunk(sequence, tokens, now_s)
             self._chunks = []
-        ends, step = self._ends, self.counters.steps
+        step = self.counters.steps
         finished: list[FinishedRequest] = []
-        while ends and ends[0][0] <= step:
-            _, order, sequence = heapq.heappop(ends)
-            if sequence.order == order:
-                self._leave(sequence, step)
-                finished.append(self._finish(sequence, sequence.request.finish_reason, now_s))
+        while (ended := self._batch.pop_ended(step)) is not None:
+            self._leave(ended, step)
+            finished.append(self._finish(ended, ended.request.finish_reason, now_s))
         return finished
 
-    def _end_chunk(self, sequence: _Runner, tokens: int, now_s: float) -> None:
+    def _end_chunk(self, sequence: Runner, tokens: int, now_s: float) -> None:
         """A chunk of a prompt is computed; after the last one the first token is there and the sequence decodes."""
         sequence.computed_tokens += tokens
         self._computed += tokens
@@ -329,14 +266,9 @@ class JumpingEngine(EngineBooks[_Runner]):
         step = self.counters.steps
         # One of the tokens still to come is the one that this iteration brought.
         sequence.end_step = step + sequence.request.output_tokens - sequence.generated_tokens - 1
-        sequence.offset = offset = sequence.computed_tokens - step
-        sequence.decoding = True
-        self._decoding += 1
-        self._offsets += offset
-        self._residues[-offset % len(self._residues)] += 1
-        heapq.heappush(self._ends, (sequence.end_step, sequence.order, sequence))
+        self._batch.join(sequence, step)
 
-    def _leave(self, sequence: _Runner, block_step: int) -> None:
+    def _leave(self, sequence: Runner, block_step: int) -> None:
         """Take a sequence out of the batch, with its books brought up to date; decoding, it holds the blocks of the
         iterations before `block_step`.
         """
@@ -346,17 +278,13 @@ class JumpingEngine(EngineBooks[_Runner]):
             self._partial = None
         if not sequence.decoding:
             return
-        sequence.decoding = False
-        offset = sequence.offset
-        self._decoding -= 1
-        self._offsets -= offset
-        self._residues[-offset % len(self._residues)] -= 1
+        self._batch.leave(sequence)
         step = self.counters.steps
-        sequence.computed_tokens = offset + step
+        sequence.computed_tokens = sequence.offset + step
         sequence.generated_tokens = sequence.request.output_tokens - (sequence.end_step - step)
         sequence.total_tokens = sequence.request.prompt_tokens + sequence.generated_tokens
         sequence.last_token_s = self._last_end_s
-        sequence.private_blocks = self.limits.blocks_for(offset + block_step) - len(sequence.shared)
+        sequence.private_blocks = self.limits.blocks_for(sequence.offset + block_step) - len(sequence.shared)
 
     # --- the next run ---------------------------------------------------------------------------------------------
 
@@ -376,7 +304,7 @@ class JumpingEngine(EngineBooks[_Runner]):
         if self._chunks:
             self._run_steps = 1
             self.next_s = now_s + self.timing.iteration_s(self._mixed_work())
-        elif self._decoding:
+        elif self._batch.count:
             self._begin_decoding(now_s, preempted)
         else:
             deferred_s = self.next_deferred_s()
@@ -385,12 +313,12 @@ class JumpingEngine(EngineBooks[_Runner]):
     def _grow_running(self, step: int) -> bool:
         """Allocate what the running sequences need for iteration `step`; True when some were preempted for it."""
         partial = self._partial
-        needed = self._residues[step % len(self._residues)]
+        needed = self._batch.blocks_at(step)
         if partial is None:
             if not needed or self.pool.allocate(needed):
                 return False
         else:
-            budget = self.limits.max_num_batched_tokens - self._decoding
+            budget = self.limits.max_num_batched_tokens - self._batch.count
             tokens = min(partial.total_tokens - partial.computed_tokens, budget)
             chunk_blocks = self.limits.blocks_for(partial.computed_tokens + tokens) - (
                 partial.private_blocks + len(partial.shared)
@@ -403,7 +331,7 @@ class JumpingEngine(EngineBooks[_Runner]):
 
     def _grow_one_by_one(self, step: int) -> bool:
         order = list(self._running)
-        size = len(self._residues)
+        size = self.limits.block_size
         index = 0
         while index < len(order):
             sequence = order[index]
@@ -427,7 +355,7 @@ class JumpingEngine(EngineBooks[_Runner]):
 
     def _admit_waiting(self, now_s: float) -> None:
         limits, waiting, running = self.limits, self._waiting, self._running
-        budget = limits.max_num_batched_tokens - self._decoding - sum(tokens for _, tokens in self._chunks)
+        budget = limits.max_num_batched_tokens - self._batch.count - sum(tokens for _, tokens in self._chunks)
         while waiting and budget > 0 and len(running) < limits.max_num_seqs:
             sequence = waiting[0]
             tokens = self._admit(sequence, budget)
@@ -443,7 +371,12 @@ class JumpingEngine(EngineBooks[_Runner]):
             self._chunks.append((sequence, tokens))
 
     def _mixed_work(self) -> BatchWork:
-        prefill_tokens, decode_seqs, kv_tokens, pairs = 0, self._decoding, self._kv_tokens(), 0.0
+        prefill_tokens, decode_seqs, kv_tokens, pairs = (
+            0,
+            self._batch.count,
+            self._batch.kv_tokens(self.counters.steps),
+            0.0,
+        )
         for sequence, tokens in self._chunks:
             if tokens == 1:
                 decode_seqs += 1
@@ -455,18 +388,16 @@ class JumpingEngine(EngineBooks[_Runner]):
 
     def _begin_decoding(self, now_s: float, preempted: bool) -> None:
         """Plan a run of iterations that only decode; the blocks of the first one are taken."""
-        step, ends = self.counters.steps, self._ends
-        while ends[0][2].order != ends[0][1]:
-            heapq.heappop(ends)
-        steps = 1 if preempted else ends[0][0] - step
+        step = self.counters.steps
+        steps = 1 if preempted else self._batch.steps_to_end(step)
         if steps > 1:
             blocks = self.pool.available_blocks
             if self._waiting and self._waiting[0].request.block_hashes:
                 # Evicting cached blocks can change what the head of the queue needs: stop before that.
                 blocks -= self.pool.idle_blocks
-            steps = 1 + self._steps_within(step + 1, blocks, steps - 1)
-        curve: DecodeCurve = self._curves.of(self._decoding)
-        kv_tokens = self._kv_tokens()
+            steps = 1 + self._batch.steps_within(step + 1, blocks, steps - 1)
+        curve: DecodeCurve = self._curves.of(self._batch.count)
+        kv_tokens = self._batch.kv_tokens(self.counters.steps)
         self._run_steps = steps
         self.next_s = now_s + curve.total_s(kv_tokens, steps)
         if self._deferred:

@@ -91,3 +91,21 @@ class EngineCounters:
     external_hits_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """What an engine holds at one moment, and its running totals."""
+
+    running: int
+    waiting: int
+    deferred: int
+    used_blocks: int
+    kv_usage_ratio: float
+    steps: int
+    generated_tokens: int
+    computed_tokens: int
+    """Tokens that went through the model: prompt tokens computed here, decoded and recomputed ones."""
+    preemptions: int
+    busy_s: float
+    """Time with an iteration under way, the elapsed part of the present one included."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from simulator.core.jumping import EngineGauges
+from simulator.core.requests import EngineGauges
 from simulator.core.timing import IterationModel
 
 

@@ -51,7 +51,8 @@ class LoggedJumps(JumpingEngine):
 
     def _book(self, steps: int, end_s: float) -> None:
         names = [s.request.request_id for s in self._running if s.decoding]
-        start_s, kv_tokens, curve = self._run_start_s, self._kv_tokens(), self._curves.of(max(1, self._decoding))
+        start_s, kv_tokens = self._run_start_s, self._batch.kv_tokens(self.counters.steps)
+        curve = self._curves.of(max(1, self._batch.count))
         ends_s = [start_s + curve.total_s(kv_tokens, n) for n in range(1, steps)]
         self.log.extend((s, list(names)) for s in [*ends_s, end_s])
         self.jumps += 1
