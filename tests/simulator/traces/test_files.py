@@ -221,6 +221,14 @@ def test_weibull_shape_has_the_coefficient_of_variation(cv):
     assert gamma(1 + 2 / shape) / gamma(1 + 1 / shape) ** 2 - 1 == pytest.approx(cv * cv, rel=1e-6)
 
 
+def test_a_client_that_sends_less_than_one_request_a_window_still_sends_some():
+    # 0.3 requests in each of 2,000 windows.
+    windows = tuple(Window(index * 600.0, 0.0005) for index in range(2000))
+    client = Client(name="c", windows=windows, prompt=Fixed(1), output=Fixed(1))
+    sent = sum(1 for _ in requests_of_clients([client], service="s", seed=1, duration_s=2000 * 600.0))
+    assert sent == pytest.approx(600, abs=90)
+
+
 def test_a_window_with_an_absurd_rate_is_refused():
     client = Client(name="c", windows=(Window(0.0, 1e9),), prompt=Fixed(1), output=Fixed(1))
     with pytest.raises(ValueError, match="lower the rate"):
