@@ -34,6 +34,7 @@ def agree(dialect: Dialect, reading: Reading, page: str) -> None:
             assert found[name] == pytest.approx(value, rel=1e-12), name
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(named=ANY_PAGE)
 def test_agrees_with_prometheus_clients_parser_on_any_page_that_it_accepts(named: tuple[str, str]) -> None:
