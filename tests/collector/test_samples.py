@@ -93,6 +93,16 @@ def test_the_api_shows_signals_and_counters_by_name_and_no_raw_levels() -> None:
     assert (len(shown.levels), len(shown.signal_values), shown.schema_fingerprint) == (0, 0, 0)
 
 
+def test_a_counter_that_its_page_lacks_is_absent_from_the_api_not_zero() -> None:
+    (stored,) = encode(rows([row(decode_tokens=7.0)]))
+
+    shown = expand(pb.ReplicaSample.FromString(stored.data))
+
+    assert shown.generation_tokens_total == 7.0
+    assert not shown.HasField("prompt_tokens_total")
+    assert not shown.HasField("awake")
+
+
 def test_a_schema_comes_back_as_the_very_same() -> None:
     message = pb.SampleSchema.FromString(schema_message(TTFT).SerializeToString())
 

@@ -113,9 +113,12 @@ def expand(stored: pb.ReplicaSample) -> pb.ReplicaSample:
             shown.signals.add(signal=number, measurement=measurement)
     levels = stored.levels
     if len(levels) > COUNTER_COLUMN[Counter.DECODE_TOKENS]:
-        shown.prompt_tokens_total = max(0.0, levels[COUNTER_COLUMN[Counter.PROMPT_TOKENS]])
-        shown.generation_tokens_total = max(0.0, levels[COUNTER_COLUMN[Counter.DECODE_TOKENS]])
+        prompt, generated = levels[COUNTER_COLUMN[Counter.PROMPT_TOKENS]], levels[COUNTER_COLUMN[Counter.DECODE_TOKENS]]
         awake = levels[GAUGE_COLUMN[Gauge.AWAKE]]
+        if prompt >= 0:
+            shown.prompt_tokens_total = prompt
+        if generated >= 0:
+            shown.generation_tokens_total = generated
         if awake >= 0:
             shown.awake = awake > 0
     return shown

@@ -274,7 +274,7 @@ class ReplicaSample(_message.Message):
     role: _types_pb2.Role.ValueType
     state: Global___TargetState.ValueType
     prompt_tokens_total: _builtins.float
-    """Counters since the server started."""
+    """Counters since the server started; absent where its page lacks them."""
     generation_tokens_total: _builtins.float
     awake: _builtins.bool
     """As the server reports it; absent where it does not."""
@@ -308,8 +308,8 @@ class ReplicaSample(_message.Message):
         sample_time: _timestamp_pb2.Timestamp | None = ...,
         state: Global___TargetState.ValueType = ...,
         signals: _abc.Iterable[Global___SignalValue] | None = ...,
-        prompt_tokens_total: _builtins.float = ...,
-        generation_tokens_total: _builtins.float = ...,
+        prompt_tokens_total: _builtins.float | None = ...,
+        generation_tokens_total: _builtins.float | None = ...,
         awake: _builtins.bool | None = ...,
         levels: _abc.Iterable[_builtins.float] | None = ...,
         schema_fingerprint: _builtins.int = ...,
@@ -317,13 +317,22 @@ class ReplicaSample(_message.Message):
         quality: _types_pb2.Quality.ValueType = ...,
         collector: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_awake", b"_awake", "awake", b"awake", "sample_time", b"sample_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_awake", b"_awake", "_generation_tokens_total", b"_generation_tokens_total", "_prompt_tokens_total", b"_prompt_tokens_total", "awake", b"awake", "generation_tokens_total", b"generation_tokens_total", "prompt_tokens_total", b"prompt_tokens_total", "sample_time", b"sample_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_awake", b"_awake", "awake", b"awake", "collector", b"collector", "generation_tokens_total", b"generation_tokens_total", "levels", b"levels", "prompt_tokens_total", b"prompt_tokens_total", "quality", b"quality", "replica", b"replica", "role", b"role", "sample_time", b"sample_time", "schema_fingerprint", b"schema_fingerprint", "service", b"service", "signal_values", b"signal_values", "signals", b"signals", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_awake", b"_awake", "_generation_tokens_total", b"_generation_tokens_total", "_prompt_tokens_total", b"_prompt_tokens_total", "awake", b"awake", "collector", b"collector", "generation_tokens_total", b"generation_tokens_total", "levels", b"levels", "prompt_tokens_total", b"prompt_tokens_total", "quality", b"quality", "replica", b"replica", "role", b"role", "sample_time", b"sample_time", "schema_fingerprint", b"schema_fingerprint", "service", b"service", "signal_values", b"signal_values", "signals", b"signals", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__awake: _TypeAlias = _typing.Literal["awake"]  # noqa: Y015
     _WhichOneofArgType__awake: _TypeAlias = _typing.Literal["_awake", b"_awake"]  # noqa: Y015
+    _WhichOneofReturnType__generation_tokens_total: _TypeAlias = _typing.Literal["generation_tokens_total"]  # noqa: Y015
+    _WhichOneofArgType__generation_tokens_total: _TypeAlias = _typing.Literal["_generation_tokens_total", b"_generation_tokens_total"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens_total: _TypeAlias = _typing.Literal["prompt_tokens_total"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens_total: _TypeAlias = _typing.Literal["_prompt_tokens_total", b"_prompt_tokens_total"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__awake) -> _WhichOneofReturnType__awake | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__generation_tokens_total) -> _WhichOneofReturnType__generation_tokens_total | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_total) -> _WhichOneofReturnType__prompt_tokens_total | None: ...
 
 Global___ReplicaSample: _TypeAlias = ReplicaSample  # noqa: Y015
 
