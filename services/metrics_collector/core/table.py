@@ -5,8 +5,9 @@ targets. One series is one unbroken stretch of being awake (or asleep): a clock 
 ``MAX_GAP_S`` and a wake from sleep start the stretch anew, since frozen gauges say nothing about load. Counters go on
 over all of these, on the series' own scale, which never falls.
 
-A ring keeps a bounded number of rows. A row that comes sooner after the one before it than needed to cover ``keep_s``
-takes the place of that row once the next one comes; so any scrape interval fits, and the newest row is always there.
+A ring keeps a bounded number of rows. Where the oldest row is still needed to cover ``keep_s``, a row that came sooner
+after the one before it than fits gives its place to the next one; so any scrape interval fits, the newest row is always
+there, and scrapes that are merely uneven lose none.
 
 Targets are told apart by their id, and nothing depends on the order in which they came.
 """
@@ -36,6 +37,8 @@ from metrics_collector.core.window import Window
 MAX_GAP_S = 60.0
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 _PREFILL = COUNTER_COLUMN[Counter.PREFILL_TOKENS] - FIRST_COUNTER
+# The oldest row may go when the next one is so many windows old: a window may close a little after its end.
+_COVERED_WINDOWS = 1.25
 # Readings are worked at the latest when so many have been collected: few enough to keep nobody waiting.
 _MOST_COLLECTED = 512
 # What a living engine with requests moves in every iteration. Prompt counters move at a prompt's first token only, the
@@ -254,8 +257,13 @@ class SeriesTable:
             servers.at_s[places[fresh]] = np.nan
         head = servers.head[places]
         before_s = servers.at_s[places, head - 1]
-        # The head gives way where it stands closer to the row before it than is needed.
-        crowded = servers.at_s[places, head] - before_s < servers.spacing_s[places]
+        spacing_s = servers.spacing_s[places]
+        needed_s = _COVERED_WINDOWS * spacing_s * (self._rows - 2)
+        oldest_s = servers.at_s[places, (head + 1) % self._rows]
+        left_s = servers.at_s[places, (head + 2) % self._rows]
+        full = ~np.isnan(oldest_s) & ~(at_s - left_s >= needed_s)
+        # The head gives way where it stands closer to the row before it than fits.
+        crowded = full & (servers.at_s[places, head] - before_s < spacing_s)
         head = np.where(crowded, head, (head + 1) % self._rows)
         gauges = now[:, KEPT_GAUGES]
         if crowded.any():

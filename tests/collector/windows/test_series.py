@@ -368,11 +368,25 @@ def test_scrapes_ten_times_as_frequent_as_the_ring_has_rows_still_fill_the_windo
 
 
 def test_a_reset_between_crowded_rows_is_not_forgotten() -> None:
-    pages = [(0.0, page(100)), (0.9, page(200)), (1.0, page(10)), (1.1, page(20)), (1.2, page(30))]
-    server = OneServer(*pages, keep_s=5, rows=8)
+    pages = [(0.0, page(100)), (0.8, page(150)), (0.9, page(200)), (1.0, page(10)), (1.1, page(20)), (1.2, page(30))]
+    server = OneServer(*pages, keep_s=5, rows=4)
 
     assert server.window(-3, 2).reset[0]
     assert server.total(Counter.DECODE_TOKENS) == 100 + 10 + 20
+
+
+def test_windows_end_to_end_hold_every_count_once_though_scrapes_are_uneven() -> None:
+    moments_s = [0.9, 1.9, 2.9, 3.9, 4.4, 5.3, 5.9, 7.3, 7.9, 8.9, 9.3, 9.9, 11.2, 11.9, 12.9, 13.9, 14.9]
+    pages = [(at_s, page(10 * number)) for number, at_s in enumerate(moments_s)]
+    server = OneServer(keep_s=5, rows=9)
+    increases = []
+    for end_s in (5, 10, 15):
+        for at_s, reading in pages:
+            if end_s - 5 < at_s <= end_s:
+                server.table.put("t", reading, at_s=at_s)
+        increases.append(increase(server.window(end_s - 5, end_s), Counter.DECODE_TOKENS))
+
+    assert increases == [40, 70, 50]
 
 
 def test_a_ring_too_short_for_a_window_is_refused() -> None:
