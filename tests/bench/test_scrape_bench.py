@@ -1,6 +1,7 @@
 """The scraping bench reports under its bars' names; its figures are for a quiet machine and a long run."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,11 @@ def test_a_tiny_run_reports_every_bar() -> None:
     for name in ("full_ratio", "filtered_ratio"):
         assert bars[name]["value"] is None
         assert bars[name]["reason"] == "left out by --without-prometheus"
-    assert all(bars[name]["value"] > 0 for name in BARS if not name.endswith("_ratio"))
+    # So short a run may cost nothing that the process's clock can tell: then there is no growth to see.
+    assert math.isfinite(bars["growth_exponent"]["value"])
+    assert bars["targets_per_core_1s"]["value"] > 0
+    assert bars["extract_speedup"]["value"] > 1
+    assert bars["p99_lateness_share"]["value"] >= 0
     assert report["results"]["full"]["collector_scrapes"] > 0
     assert report["results"]["hanging"]["newest_sample_age_p50_s"] < 5
     assert report["inputs"]["page_bytes"] > 3 * report["inputs"]["filtered_page_bytes"]

@@ -138,7 +138,7 @@ async def test_the_next_collector_reads_where_the_last_one_stopped(store: Store)
 
     assert found.keys() == {"a"}
     at_s, reading = found["a"]
-    assert (at_s, reading.schema is WIDE) == (1000.5, True)
+    assert (at_s, reading.schema) == (1000.5, WIDE)
     assert reading.values[COUNTER_COLUMN[Counter.DECODE_TOKENS]] == 41.0
 
 

@@ -1,6 +1,6 @@
 """What each replica did in a window, as columns over all replicas that were asked for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -78,7 +78,9 @@ class ReplicaWindows:
         return found
 
 
-def windows_of(servers: ServerRings, groups: Sequence[HistogramRings], places: Ints, window: Window) -> ReplicaWindows:
+def windows_of(
+    servers: ServerRings, groups: Mapping[int, HistogramRings], places: Ints, window: Window
+) -> ReplicaWindows:
     """The windows of the servers in ``places``; -1 stands for one that is not known."""
     known = places >= 0
     order = (servers.head[places, None] + 1 + np.arange(servers.at_s.shape[1])) % servers.at_s.shape[1]
@@ -158,7 +160,7 @@ def _increases_by_column(
 
 def _histograms(
     servers: ServerRings,
-    groups: Sequence[HistogramRings],
+    groups: Mapping[int, HistogramRings],
     places: Ints,
     told: Bools,
     order: Ints,

@@ -33,6 +33,11 @@ class _Arrays:
         self.capacity = capacity
         self._free = list(range(capacity - 1, -1, -1))
 
+    @property
+    def empty(self) -> bool:
+        """Whether every place is."""
+        return len(self._free) == self.capacity
+
     def take(self) -> int:
         """An empty place."""
         if not self._free:

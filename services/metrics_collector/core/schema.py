@@ -85,7 +85,7 @@ class HistogramColumns(NamedTuple):
 class Schema:
     """Which latencies a row holds, and on which bounds: ascending, in seconds, the last one +Inf.
 
-    Made by ``schema_of`` alone, so that equal schemas are one object.
+    Made by ``schema_of`` alone, so that equal schemas are one object while it remembers them.
     """
 
     bounds_s: tuple[tuple[Latency, tuple[float, ...]], ...]

@@ -78,8 +78,9 @@ class SeriesTable:
         self._rows = rows
         self._servers = ServerRings(capacity, rows)
         self._places: dict[str, int] = {}
-        self._groups: list[HistogramRings] = []
+        self._groups: dict[int, HistogramRings] = {}
         self._group_of: dict[Schema, int] = {}
+        self._schemas_seen = 0
         self._collected: list[_Collected] = []
 
     def __contains__(self, target_id: str) -> bool:
@@ -286,8 +287,9 @@ class SeriesTable:
         """The rings of ``schema``, with a place for each of ``places``; one that comes from another begins anew."""
         number = self._group_of.get(schema)
         if number is None:
-            number = self._group_of[schema] = len(self._groups)
-            self._groups.append(HistogramRings(schema, 8, self._rows))
+            number = self._group_of[schema] = self._schemas_seen
+            self._schemas_seen += 1
+            self._groups[number] = HistogramRings(schema, 8, self._rows)
         group = self._groups[number]
         for place in places[self._servers.group[places] != number].tolist():
             self._leave_group(place)
@@ -297,9 +299,14 @@ class SeriesTable:
 
     def _leave_group(self, place: int) -> None:
         number = int(self._servers.group[place])
-        if number >= 0:
-            self._groups[number].give(int(self._servers.histogram[place]))
-            self._servers.group[place] = -1
+        if number < 0:
+            return
+        group = self._groups[number]
+        group.give(int(self._servers.histogram[place]))
+        self._servers.group[place] = -1
+        if group.empty:
+            # A server that names other buckets on every page must not fill the memory.
+            del self._groups[number], self._group_of[group.schema]
 
 
 def _evidence(scalars: Counted, histograms: Counted, schema: Schema) -> prefill.Evidence:

@@ -1,6 +1,7 @@
 """Counters, gauges and histograms of one replica over time."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -323,6 +324,20 @@ def test_a_page_of_another_release_carries_the_counters_over_and_begins_its_hist
     (found,) = server.window(0, 2).histograms
     assert found.schema is newer
     assert found.increases[0].tolist() == [1, 2, 0]
+
+
+def test_a_server_that_names_other_buckets_on_every_page_does_not_fill_the_memory() -> None:
+    server = OneServer((0, page(0)), keep_s=5, rows=8)
+    tracemalloc.start()
+    for number in range(1, 501):
+        schema = schema_of(((Latency.TTFT, (float(number), math.inf)),))
+        server.table.put("t", page(number, ttft=[number, number], schema=schema), at_s=number / 10)
+        server.table.advance()
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert grown < 1_000_000
+    assert server.total(Counter.DECODE_TOKENS) == 500
 
 
 # Places
