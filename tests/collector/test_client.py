@@ -113,6 +113,19 @@ async def test_the_filtered_page_is_asked_for_until_the_server_has_none(page_ser
     assert "name[]=vllm%3Anum_requests_running" in server.requests[0].replace("name%5B%5D", "name[]")
 
 
+async def test_a_server_that_sends_on_from_the_filtered_page_is_asked_for_the_full_one(page_server) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/metrics/":
+            return web.Response(status=307, headers={"Location": "/metrics"})
+        return web.Response(body=b"a 1\n", headers=TEXT)
+
+    server = await page_server(answer)
+    with fetching(server.url, names=NAMES) as fetcher:
+        assert await fetcher.fetch() == b"a 1\n"
+
+    assert [path.partition("?")[0] for path in server.requests] == ["/metrics/", "/metrics"]
+
+
 async def test_after_a_restart_the_filtered_page_is_tried_again(page_server) -> None:
     answers = iter([404, 200, 503, 200])
 

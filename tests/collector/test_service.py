@@ -239,6 +239,8 @@ async def test_a_watch_that_comes_back_too_late_or_from_nowhere_gets_a_snapshot(
 @pytest.mark.asyncio(loop_scope="module")
 async def test_history_is_thinned_to_the_last_window_of_each_step(chat) -> None:
     await asyncio.sleep(1.5)
+    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, step_s=1e-9), timeout=2)
+    assert len(response.observations) > 1, "a step that is shorter than any window leaves none out"
     response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, step_s=1), timeout=2)
 
     ends_ms = [item.window_end.ToMilliseconds() for item in response.observations]

@@ -42,7 +42,8 @@ class TargetStatus:
         if self.reason:
             return self.reason
         if self.rejected:
-            return f"{self.rejected} families refused: values that are not finite, negative, absurd or do not add up"
+            families = "1 family" if self.rejected == 1 else f"{self.rejected} families"
+            return f"{families} refused: values that are not finite, negative, absurd or do not add up"
         return ""
 
     def succeeded(self, *, at_s: float, duration_s: float, rejected: int, asleep: bool) -> None:

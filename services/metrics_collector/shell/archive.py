@@ -242,7 +242,8 @@ class Archive:
                 windows.setdefault(end_us, []).append(entry.message)
         ends = sorted(windows)
         if step_s > 0:
-            ends = sorted({end_us // round(step_s * 1e6): end_us for end_us in ends}.values())
+            step_us = max(1, round(step_s * 1e6))
+            ends = sorted({end_us // step_us: end_us for end_us in ends}.values())
         merged: list[pb.RoleObservation] = []
         pause = _Pause()
         for end_us in ends[-max_results:]:

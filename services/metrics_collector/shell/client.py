@@ -192,7 +192,8 @@ class TargetClient:
         if self._ask == LOAD_PATH:
             self._load_done(body if status == 200 and len(body) <= _MAX_LOAD_BYTES else None, connection)
             return
-        if status == 404 and self._ask == FILTERED_PATH:
+        # A server without the filtered page answers 404, or sends on to the full one.
+        if self._ask == FILTERED_PATH and (status == 404 or 300 <= status < 400):
             self._without_filter = True
             self._ask = METRICS_PATH
             self._send()

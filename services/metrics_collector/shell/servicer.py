@@ -28,6 +28,8 @@ _MAX_KEYS = 1000
 _DEFAULT_HISTORY = 500
 _MAX_HISTORY = 5000
 _MAX_DEMANDS = 10_000
+# Services of which gateways may speak at once: each costs a window every interval.
+_MAX_SERVICES = 2000
 _MAX_REPLICAS = 10_000
 _MAX_REPLICA_NAME = 512
 _MAX_MISSED = 5000
@@ -278,6 +280,10 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
                 held=demand.held,
             )
         replicas = _replica_reports(violations, request.replicas)
+        spoken_of = len(self._publisher.demand.services.keys() | demands.keys())
+        violations.require(
+            "demands", spoken_of <= _MAX_SERVICES, f"gateways may speak of at most {_MAX_SERVICES} services"
+        )
         violations.raise_if_any()
         self._publisher.demand = report(self._publisher.demand, request.gateway, demands, keep_s=self._keep_s)
         if self._loads is not None:
