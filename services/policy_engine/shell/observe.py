@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from policy_engine.core.observed import front_door, role_signals
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
-from policy_engine.shell.convert import front_door, role_name, role_signals
+from policy_engine.shell.convert import role_name
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.store import keys
 from trimtab.store.client import Store
