@@ -1,12 +1,15 @@
 """What GPU counters would show of a replica, from what its engine did.
 
 - *GPU utilisation* is what `nvidia-smi` means by it: the share of time in which some kernel runs, whatever it does.
-- *SM activity* is achieved tokens over the compute-bound rate: the share of time that the linear layers of those tokens
+- *SM activity* is what `sm__cycles_active` and DCGM's `SM_ACTIVE` mean by it: the share of cycles with a warp on an SM,
+  also one that waits for memory. Here that is busy time less the host's part of each iteration.
+- *Arithmetic* is achieved tokens over the compute-bound rate: the share of time that the linear layers of those tokens
   would take if nothing but arithmetic bound them.
-- *Power* is the idle power plus the rest in proportion to SM activity.
+- *Power* is the idle power plus the rest in proportion to arithmetic.
 
-So a decode replica with one sequence is fully utilised and hardly active. Limits: reading memory draws power too, of
-which this model knows nothing; idle and peak power are the makers' figures or estimates, not measurements.
+So a decode replica with one sequence is fully utilised, mostly active and computes hardly anything. Limits: kernels are
+taken to reach every SM; reading memory draws power too, of which this model knows nothing; idle and peak power are the
+makers' figures or estimates, not measurements.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class GpuOutputs:
 
     gpu_utilisation_ratio: float
     sm_activity_ratio: float
+    arithmetic_ratio: float
     power_w: float
     generated_tps: float
     computed_tps: float
@@ -63,11 +67,14 @@ def gpu_outputs(
     if window_s <= 0:
         raise ValueError(f"window_s must be positive, not {window_s!r}")
     computed_tps = (after.computed_tokens - before.computed_tokens) / window_s
-    activity = min(1.0, computed_tps * timing.token_s)
+    arithmetic = min(1.0, computed_tps * timing.token_s)
+    busy_s = after.busy_s - before.busy_s
+    kernels_s = busy_s - (after.steps - before.steps) * timing.host_s
     return GpuOutputs(
-        gpu_utilisation_ratio=min(1.0, (after.busy_s - before.busy_s) / window_s),
-        sm_activity_ratio=activity,
-        power_w=gpus * (power.idle_w + (power.peak_w - power.idle_w) * activity),
+        gpu_utilisation_ratio=min(1.0, busy_s / window_s),
+        sm_activity_ratio=min(1.0, max(0.0, kernels_s / window_s)),
+        arithmetic_ratio=arithmetic,
+        power_w=gpus * (power.idle_w + (power.peak_w - power.idle_w) * arithmetic),
         generated_tps=(after.generated_tokens - before.generated_tokens) / window_s,
         computed_tps=computed_tps,
     )
