@@ -1,0 +1,146 @@
+"""The metrics collector's cores on virtual time: readings go in, the policy engine's signals come out.
+
+Readings are worked, windows closed, roles summed and merged by the code that production runs; only pages, sockets and
+the store are left out. Whoever drives it says when: one `scrape` every `interval_s` with the readings of all servers,
+sleepers included, one `report` of the front door, and `signals` for the newest window.
+
+A window ends at the newest scrape and is as long as a live collector's. Sleepers count as little as they do there, and
+a server counts for rates from its second reading after it woke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from metrics_collector.core.demand import DemandBoard, DemandReport, forget, front_door_partials, report
+from metrics_collector.core.liveness import judge_all
+from metrics_collector.core.roles import Roster, replica_values, role_partials
+from metrics_collector.core.schema import Reading
+from metrics_collector.core.table import SeriesTable
+from metrics_collector.core.targets import ROLES, Target
+from metrics_collector.core.window import Window, window_length_s
+from policy_engine.core.observed import front_door, role_signals
+from policy_engine.core.signals import FrontDoor, RoleSignals
+from policy_engine.core.vocabulary import MemberKey
+from trimtab.store.observations import merge
+from trimtab.words import Role
+
+_NAME = "virtual"
+_SPARE_ROWS = 4
+
+Observed = tuple[dict[MemberKey, RoleSignals], dict[str, FrontDoor]]
+"""The newest window of roles, and of front doors by service; absent where nobody has observed anything."""
+
+
+class VirtualCollector:
+    """One collector over all servers of a run. The defaults are the live collector's."""
+
+    def __init__(
+        self,
+        *,
+        window_s: float = 5.0,
+        interval_s: float = 1.0,
+        stuck_after_s: float = 10.0,
+        demand_expiry_s: float = 3.0,
+    ) -> None:
+        """`window_s` is stretched to two intervals; `stuck_after_s` is the longest iteration that a server may take."""
+        self._length_s = window_length_s(window_s, interval_s)
+        self._interval_s = interval_s
+        self._stuck_after_s = stuck_after_s
+        self._demand_expiry_s = demand_expiry_s
+        self._table = SeriesTable(rows=max(12, int(self._length_s / interval_s) + _SPARE_ROWS))
+        self._targets: dict[str, Target] = {}
+        self._roster: tuple[frozenset[str], Roster] | None = None
+        self._demand = DemandBoard()
+        self._scraped_s: float | None = None
+
+    def add(self, replica: str, service: str, role: Role, gpus: int) -> None:
+        """A server that is scraped from now on. Raises ValueError when the name is taken."""
+        if replica in self._targets:
+            raise ValueError(f"replica {replica} is there already")
+        self._targets[replica] = Target(
+            target_id=replica,
+            address="",
+            service=service,
+            role=ROLES[role.value],
+            replica=replica,
+            cluster="",
+            gpus=gpus,
+            source=_NAME,
+            counted=False,
+        )
+        self._table.add(replica, keep_s=self._length_s)
+        self._roster = None
+
+    def remove(self, replica: str) -> None:
+        """A server goes, with all that is known of it."""
+        del self._targets[replica]
+        self._table.remove(replica)
+        self._roster = None
+
+    def scrape(self, now_s: float, readings: Mapping[str, Reading]) -> None:
+        """One round: the readings of this moment; a server that gave none is left out of `readings`."""
+        for replica, reading in readings.items():
+            self._table.put(replica, reading, at_s=now_s)
+        self._scraped_s = now_s
+
+    def report(
+        self, now_s: float, service: str, *, arrivals: int, prompt_tokens: int, output_tokens: int, held: int
+    ) -> None:
+        """What came to the front door of `service` since the report an interval ago, and how many are held now."""
+        said = DemandReport(
+            at_s=now_s,
+            interval_s=self._interval_s,
+            arrivals=arrivals,
+            prompt_tokens=prompt_tokens,
+            requested_output_tokens=output_tokens,
+            held=held,
+        )
+        self._demand = report(self._demand, _NAME, {service: said}, keep_s=2 * self._length_s)
+
+    def signals(self, now_s: float, routable: Mapping[MemberKey, Collection[str]]) -> Observed:
+        """The newest window of every member of `routable`, whose values are the replicas that count.
+
+        They are also the m of "n of m". The window ends at the last scrape at or before `now_s`; there is nothing
+        before the first one.
+        """
+        end_s = self._scraped_s
+        if end_s is None or now_s < end_s:
+            return {}, {}
+        window = Window(start_s=end_s - self._length_s, end_s=end_s)
+        roles = self._roles(window, routable)
+        self._demand = forget(self._demand, now_s=end_s)
+        services = {key.service for key in routable}
+        fronts = {
+            partial.service: front_door(merge([partial]))
+            for partial in front_door_partials(
+                self._demand, window, collector=_NAME, expiry_s=max(self._demand_expiry_s, 2 * self._interval_s)
+            )
+            if partial.service in services
+        }
+        return roles, fronts
+
+    def _roles(self, window: Window, routable: Mapping[MemberKey, Collection[str]]) -> dict[MemberKey, RoleSignals]:
+        roster = self._roster_of(routable.values())
+        windows = self._table.close(roster.target_ids, window)
+        verdicts = judge_all(roster.target_ids, windows, {}, limits_s=roster.limits_s(lambda _: self._stuck_after_s))
+        values = replica_values(roster, windows, verdicts, None)
+        partials = role_partials(roster, windows, verdicts, values, collector=_NAME, replica_revisions={})
+        by_key = {(partial.service, partial.role): partial for partial in partials}
+        found: dict[MemberKey, RoleSignals] = {}
+        for key in sorted(routable):
+            partial = by_key.get((key.service, ROLES[key.role.value]))
+            if partial is not None:
+                found[key] = role_signals(key.role, merge([partial], expected=routable[key]))
+        return found
+
+    def _roster_of(self, routable: Iterable[Collection[str]]) -> Roster:
+        counted = frozenset(name for names in routable for name in names)
+        if self._roster is None or self._roster[0] != counted:
+            targets = [
+                replace(target, counted=name in counted, routable_by_actuator=name in counted)
+                for name, target in self._targets.items()
+            ]
+            self._roster = (counted, Roster.of(targets))
+        return self._roster[1]
