@@ -64,6 +64,11 @@ class EngineBooks(Generic[S]):
         return len(self._waiting)
 
     @property
+    def waiting_blocks(self) -> int:
+        """KV blocks that the queued requests will take when they are admitted."""
+        return sum(self.limits.blocks_for(sequence.total_tokens) for sequence in self._waiting)
+
+    @property
     def num_deferred(self) -> int:
         """Requests that wait for their KV to arrive."""
         return len(self._deferred)
