@@ -44,6 +44,7 @@ class JumpingEngine(EngineBooks[Runner]):
         "_run_steps",
         "_running",
         "_stopped",
+        "first_tokens",
         "gaps",
         "next_s",
     )
@@ -58,6 +59,8 @@ class JumpingEngine(EngineBooks[Runner]):
         """When the next thing happens inside; infinity when only a call from outside can change anything."""
         self.gaps: list[tuple[float, int]] | None = None
         """Set to a list to collect (mean seconds between tokens, how many tokens) of every run and iteration."""
+        self.first_tokens: list[Runner] | None = None
+        """Set to a list to collect every sequence when its first token comes."""
         self._running: dict[Runner, None] = {}
         self._partial: Runner | None = None
         self._order = 0
@@ -261,6 +264,8 @@ class JumpingEngine(EngineBooks[Runner]):
         self._generated += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
+            if self.first_tokens is not None:
+                self.first_tokens.append(sequence)
         elif self.gaps is not None and sequence.last_token_s is not None:
             self.gaps.append((now_s - sequence.last_token_s, 1))
         step = self.counters.steps
