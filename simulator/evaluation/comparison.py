@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
+from simulator.evaluation.bars import Bar
 from simulator.evaluation.statistics import PassSummary, ServiceSummary
 
 
@@ -28,16 +29,6 @@ class PassFigures:
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {**dataclasses.asdict(self), "summary": self.summary.to_json()}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bar:
-    """A figure and what was asked of it."""
-
-    name: str
-    value: float
-    bar: float
-    ok: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,34 @@
+"""Every suite by its name. Their modules are loaded when they are asked for, so that listing them costs nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+
+from simulator.evaluation.suite import Options, Suite, SuiteError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a suite is made, and what it is, in a line."""
+
+    module: str
+    about: str
+
+
+SUITES: Mapping[str, Entry] = {
+    "smoke": Entry("simulator.evaluation.smoke", "static fleets of three sizes on two short traces; a few seconds"),
+}
+"""A suite's module has a function `suite(options: Options) -> Suite`."""
+
+
+def find_suite(name: str, options: Options) -> Suite:
+    """A suite by its name. Raises `SuiteError` for a name that is none, and for options that it cannot take."""
+    entry = SUITES.get(name)
+    if entry is None:
+        raise SuiteError(f"there is no suite {name!r}; there are {', '.join(sorted(SUITES))}")
+    made = importlib.import_module(entry.module).suite(options)
+    if not isinstance(made, Suite) or made.name != name:
+        raise TypeError(f"{entry.module}.suite did not make the suite {name!r}")
+    return made
