@@ -181,9 +181,7 @@ class VirtualActuator:
                 in_flight=in_flight,
             )
         memory: dict[Gpu, GpuMemory] = {
-            (gpu.node, gpu.index): GpuMemory(
-                used_gib=self.servers.memory.used_gib(gpu), memory_gib=gib, as_of_s=now_s
-            )
+            (gpu.node, gpu.index): GpuMemory(used_gib=self.servers.memory.used_gib(gpu), memory_gib=gib, as_of_s=now_s)
             for gpu, gib in self.servers.memory.capacity_gib.items()
         }
         return World(

@@ -112,9 +112,8 @@ class VirtualGateway:
                 continue
             self._move(name, item, now_s)
 
-    def finished(self, index: int, finished: FinishedRequest) -> bool:
+    def finished(self, finished: FinishedRequest) -> bool:
         """An engine ended a request; True when that was the last one on a hidden replica."""
-        del index
         item = self._open.pop(finished.request.request_id)
         self._take_first_token(item, finished)
         self._router.finish(item.ticket)
@@ -178,6 +177,7 @@ class VirtualGateway:
         self.servers.clock.touched(server.index)
         if ended is None:
             return
+        server.recorder.finished(ended)
         del self._open[name]
         self._take_first_token(item, ended)
         self._router.finish(item.ticket)

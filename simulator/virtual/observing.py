@@ -10,24 +10,29 @@ a server counts for rates from its second reading after it woke.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+
+import numpy as np
 
 from metrics_collector.core.demand import DemandBoard, DemandReport, forget, front_door_partials, report
 from metrics_collector.core.liveness import judge_all
-from metrics_collector.core.roles import Roster, replica_values, role_partials
-from metrics_collector.core.schema import Reading
+from metrics_collector.core.replica_windows import SIGNAL_COLUMN
+from metrics_collector.core.roles import Buckets, Roster, RoleSums, role_columns
+from metrics_collector.core.schema import Latency, Reading
 from metrics_collector.core.table import SeriesTable
-from metrics_collector.core.targets import ROLES, Target
+from metrics_collector.core.targets import ROLES, RoleKey, Target
 from metrics_collector.core.window import Window, window_length_s
-from policy_engine.core.observed import front_door, role_signals
-from policy_engine.core.signals import FrontDoor, RoleSignals
+from policy_engine.core.observed import front_door
+from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal
 from policy_engine.core.vocabulary import MemberKey
-from trimtab.store.observations import merge
-from trimtab.words import Role
+from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade, histogram_quantile, merge
+from trimtab.words import Quality, Role
 
 _NAME = "virtual"
 _SPARE_ROWS = 4
+_QUALITIES: Mapping[int, Quality] = {quality.number: quality for quality in Quality}
 
 Observed = tuple[dict[MemberKey, RoleSignals], dict[str, FrontDoor]]
 """The newest window of roles, and of front doors by service; absent where nobody has observed anything."""
@@ -50,8 +55,8 @@ class VirtualCollector:
         self._stuck_after_s = stuck_after_s
         self._demand_expiry_s = demand_expiry_s
         self._table = SeriesTable(rows=max(12, int(self._length_s / interval_s) + _SPARE_ROWS))
-        self._targets: dict[str, Target] = {}
-        self._roster: tuple[frozenset[str], Roster] | None = None
+        self._targets: dict[str, tuple[MemberKey, Target]] = {}
+        self._roster: tuple[frozenset[tuple[MemberKey, str]], Roster] | None = None
         self._demand = DemandBoard()
         self._scraped_s: float | None = None
 
@@ -59,7 +64,7 @@ class VirtualCollector:
         """A server that is scraped from now on. Raises ValueError when the name is taken."""
         if replica in self._targets:
             raise ValueError(f"replica {replica} is there already")
-        self._targets[replica] = Target(
+        target = Target(
             target_id=replica,
             address="",
             service=service,
@@ -70,6 +75,7 @@ class VirtualCollector:
             source=_NAME,
             counted=False,
         )
+        self._targets[replica] = (MemberKey(service, role), target)
         self._table.add(replica, keep_s=self._length_s)
         self._roster = None
 
@@ -122,25 +128,83 @@ class VirtualCollector:
         return roles, fronts
 
     def _roles(self, window: Window, routable: Mapping[MemberKey, Collection[str]]) -> dict[MemberKey, RoleSignals]:
-        roster = self._roster_of(routable.values())
+        roster = self._roster_of(routable)
+        if not roster.keys:
+            return {}
         windows = self._table.close(roster.target_ids, window)
         verdicts = judge_all(roster.target_ids, windows, {}, limits_s=roster.limits_s(lambda _: self._stuck_after_s))
-        values = replica_values(roster, windows, verdicts, None)
-        partials = role_partials(roster, windows, verdicts, values, collector=_NAME, replica_revisions={})
-        by_key = {(partial.service, partial.role): partial for partial in partials}
+        columns = role_columns(roster, windows, verdicts, windows.values)
+        reported = np.add.reduceat(columns.seen.astype(np.int64), roster.starts).tolist()
+        places = {key: place for place, key in enumerate(roster.keys)}
         found: dict[MemberKey, RoleSignals] = {}
         for key in sorted(routable):
-            partial = by_key.get((key.service, ROLES[key.role.value]))
-            if partial is not None:
-                found[key] = role_signals(key.role, merge([partial], expected=routable[key]))
+            place = places.get(RoleKey(service=key.service, role=ROLES[key.role.value]))
+            if place is not None:
+                found[key] = _role_signals(
+                    key.role,
+                    columns.sums[place],
+                    columns.latencies.get(place, {}),
+                    window_end_s=window.end_s,
+                    reported=reported[place],
+                    expected=len(set(routable[key])),
+                )
         return found
 
-    def _roster_of(self, routable: Iterable[Collection[str]]) -> Roster:
-        counted = frozenset(name for names in routable for name in names)
+    def _roster_of(self, routable: Mapping[MemberKey, Collection[str]]) -> Roster:
+        counted = frozenset((key, name) for key, names in routable.items() for name in names)
         if self._roster is None or self._roster[0] != counted:
-            targets = [
-                replace(target, counted=name in counted, routable_by_actuator=name in counted)
-                for name, target in self._targets.items()
-            ]
+            targets: list[Target] = []
+            for name, (key, target) in self._targets.items():
+                counts = (key, name) in counted
+                targets.append(replace(target, counted=counts, routable_by_actuator=counts))
             self._roster = (counted, Roster.of(targets))
         return self._roster[1]
+
+
+def _role_signals(
+    role: Role,
+    sums: RoleSums,
+    latencies: Mapping[Latency, Buckets],
+    *,
+    window_end_s: float,
+    reported: int,
+    expected: int,
+) -> RoleSignals:
+    """What one role's sums amount to: what `merge` and `role_signals` make of one collector's partial."""
+
+    def of(name: pb.Signal.ValueType) -> Signal:
+        column = SIGNAL_COLUMN[name]
+        value: float | None = sums.sums[column]
+        tally = Tally(sums.reported[column], sums.stale, sums.reset[column], sums.warming)
+        if name in RATIO_SIGNALS:
+            value = sums.sums[column] / sums.weights[column] if sums.weights[column] > 0 else None
+        return _signal(grade(value, tally, reported=min(tally.reported, expected), expected=expected))
+
+    def p95_of(latency: Latency) -> Signal:
+        buckets = latencies.get(latency)
+        if buckets is None:
+            return NEVER_READ
+        found = histogram_quantile(0.95, buckets.bounds_s, buckets.cumulative)
+        tally = Tally(reported, reset=max(sums.reset))
+        if found is None:
+            tally.notes.append("nothing finished in the window")
+        value = None if found is None else found[0]
+        return _signal(grade(value, tally, reported=min(reported, expected), expected=expected))
+
+    return RoleSignals(
+        role=role,
+        window_end_s=window_end_s,
+        prefill_tps=of(pb.SIGNAL_PREFILL_TPS),
+        decode_tps=of(pb.SIGNAL_DECODE_TPS),
+        request_rps=of(pb.SIGNAL_REQUEST_RPS),
+        running=of(pb.SIGNAL_RUNNING),
+        waiting=of(pb.SIGNAL_WAITING),
+        kv_usage_ratio=of(pb.SIGNAL_KV_USAGE_RATIO),
+        ttft_p95_s=p95_of(Latency.TTFT),
+        tpot_p95_s=p95_of(Latency.TPOT),
+        tbt_p95_s=p95_of(Latency.TBT),
+    )
+
+
+def _signal(found: Graded) -> Signal:
+    return Signal(found.value, _QUALITIES[found.quality], found.reported, found.expected, found.detail)

@@ -19,6 +19,7 @@ from simulator.core.requests import EngineGauges
 from simulator.core.timing import BatchWork
 from simulator.offline.fleet import EngineClock, OnFinished
 from simulator.offline.outputs import GPU_POWER
+from simulator.virtual.recording import EngineRecorder
 from trimtab.words import Role
 
 J_PER_KWH = 3.6e6
@@ -44,12 +45,18 @@ class VirtualServer:
     profile: Profile
     gpus: tuple[GpuId, ...]
     index: int
+    recorder: EngineRecorder
     state: ServerState
     slept_before: bool
     up_since_s: float | None = None
     """Since when it has not been asleep; None while it is."""
     gpu_s: float = 0.0
     """GPU time of stretches that are over."""
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks of its cache."""
+        return self.profile.num_gpu_blocks
 
     @property
     def awake(self) -> bool:
@@ -87,7 +94,14 @@ class VirtualServers:
         return self._add(name, service, role, profile, gpus, state, slept_before)
 
     def start(
-        self, name: str, *, service: str, role: Role, profile: Profile, gpus: tuple[GpuId, ...], done: Callable[[], None]
+        self,
+        name: str,
+        *,
+        service: str,
+        role: Role,
+        profile: Profile,
+        gpus: tuple[GpuId, ...],
+        done: Callable[[], None],
     ) -> OutOfMemory | None:
         """Begin to load a server; it is awake after the profile's start-up time, when `done` is called."""
         short = self.memory.set_claim(name, gpus, profile.memory.awake_gib)
@@ -186,9 +200,11 @@ class VirtualServers:
     ) -> VirtualServer:
         timing, limits = profile.iteration_model(), profile.engine_limits()
         curves = self._curves.setdefault(profile.name, DecodeCurves(timing, limits.kv_capacity_tokens))
-        index = self.clock.add(JumpingEngine(limits, timing, curves))
+        engine = JumpingEngine(limits, timing, curves)
+        index = self.clock.add(engine)
+        recorder = EngineRecorder(engine, start_time_s=self.clock.now_s)
         up_since_s = None if state is ServerState.SLEEPING else self.clock.now_s
-        server = VirtualServer(name, service, role, profile, gpus, index, state, slept_before, up_since_s)
+        server = VirtualServer(name, service, role, profile, gpus, index, recorder, state, slept_before, up_since_s)
         self.by_name[name] = server
         self.by_index.append(server)
         return server
