@@ -75,6 +75,8 @@ class Controller(Protocol):
     """Decides over one pool. Called every `period_s`, and at once when one of its operations has ended."""
 
     period_s: float
+    reads_windows: bool
+    """Whether it looks at the collector's windows; they are not closed for one that does not."""
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
         """Look, and ask the desk for what should change."""
@@ -165,6 +167,8 @@ class _Pending:
 
 class ShareController:
     """The policy engine's pool core: TSS, guards and the arbiter of the pool's own resources."""
+
+    reads_windows = True
 
     def __init__(self, *, period_s: float = 1.0) -> None:
         self.period_s = period_s

@@ -25,6 +25,8 @@ Tick = Callable[[FleetView], Desired]
 class CountController:
     """A baseline on the pool. `tick` is asked every `period_s`; its counts need not fit, see `choose_awake`."""
 
+    reads_windows = False
+
     def __init__(self, tick: Tick, *, period_s: float, within_budget: bool = True) -> None:
         self.period_s = period_s
         self._ask = tick

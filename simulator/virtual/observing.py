@@ -15,19 +15,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from metrics_collector.core.demand import DemandBoard, DemandReport, forget, front_door_partials, report
+from metrics_collector.core.demand import DemandBoard, DemandReport, FrontDoorSums, forget, front_door_sums, report
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN
-from metrics_collector.core.roles import Buckets, Roster, RoleSums, role_columns
+from metrics_collector.core.roles import Buckets, RoleSums, Roster, role_columns
 from metrics_collector.core.schema import Latency, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, RoleKey, Target
 from metrics_collector.core.window import Window, window_length_s
-from policy_engine.core.observed import front_door
 from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
-from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade, histogram_quantile, merge
+from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade, histogram_quantile
 from trimtab.words import Quality, Role
 
 _NAME = "virtual"
@@ -118,12 +117,11 @@ class VirtualCollector:
         roles = self._roles(window, routable)
         self._demand = forget(self._demand, now_s=end_s)
         services = {key.service for key in routable}
+        expiry_s = max(self._demand_expiry_s, 2 * self._interval_s)
         fronts = {
-            partial.service: front_door(merge([partial]))
-            for partial in front_door_partials(
-                self._demand, window, collector=_NAME, expiry_s=max(self._demand_expiry_s, 2 * self._interval_s)
-            )
-            if partial.service in services
+            sums.service: _front_door(sums, window_end_s=end_s)
+            for sums in front_door_sums(self._demand, window, expiry_s=expiry_s)
+            if sums.service in services
         }
         return roles, fronts
 
@@ -170,7 +168,7 @@ def _role_signals(
     reported: int,
     expected: int,
 ) -> RoleSignals:
-    """What one role's sums amount to: what `merge` and `role_signals` make of one collector's partial."""
+    """What one role's sums amount to; the same as `merge` and then `role_signals` make of one collector's partial."""
 
     def of(name: pb.Signal.ValueType) -> Signal:
         column = SIGNAL_COLUMN[name]
@@ -203,6 +201,21 @@ def _role_signals(
         ttft_p95_s=p95_of(Latency.TTFT),
         tpot_p95_s=p95_of(Latency.TPOT),
         tbt_p95_s=p95_of(Latency.TBT),
+    )
+
+
+def _front_door(sums: FrontDoorSums, *, window_end_s: float) -> FrontDoor:
+    expected = len(sums.heard) + len(sums.missing)
+
+    def of(value: float, reported: int) -> Signal:
+        return _signal(grade(value, Tally(reported), reported=reported, expected=expected))
+
+    return FrontDoor(
+        window_end_s=window_end_s,
+        held=of(float(sum(sums.held)), len(sums.heard)),
+        arrival_rps=of(sums.arrival_rps, sums.reported),
+        arrival_prompt_tps=of(sums.arrival_prompt_tps, sums.reported),
+        arrival_output_tps=of(sums.arrival_output_tps, sums.reported),
     )
 
 

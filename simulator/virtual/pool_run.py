@@ -168,11 +168,12 @@ class PoolRun:
     def _beat(self, now_s: float) -> None:
         """One scrape, and the controller's turn after it."""
         setup = self.setup
-        readings = {name: server.recorder.reading(now_s) for name, server in self._servers_now()}
-        self.collector.scrape(now_s, readings)
+        servers = self._servers_now()
+        if self.controller.reads_windows:
+            self.collector.scrape(now_s, {name: server.recorder.reading(now_s) for name, server in servers})
         self._take_samples(now_s)
         for item in self.gateway.demand():
-            self._add_traffic(item)
+            self._traffic[item.service].add(item)
             self.collector.report(
                 now_s,
                 item.service,
@@ -256,9 +257,6 @@ class PoolRun:
             self._samples[name] = _sample(
                 gauges, before, now_s - before_s, kv_blocks=server.blocks, waiting_kv_blocks=engine.waiting_blocks
             )
-
-    def _add_traffic(self, item: Demand) -> None:
-        self._traffic[item.service].add(item)
 
     def _draw(self, now_s: float, look: PoolLook) -> None:
         scores = self.controller.scores()
