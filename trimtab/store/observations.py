@@ -23,12 +23,23 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.store.common_window import choose, microseconds
 
-__all__ = ["age_s", "histogram_quantile", "merge", "merge_service", "signal", "window_end_s"]
+__all__ = [
+    "Graded",
+    "Tally",
+    "age_s",
+    "grade",
+    "histogram_quantile",
+    "merge",
+    "merge_service",
+    "signal",
+    "window_end_s",
+]
 
 RATIO_SIGNALS = frozenset(
     {
@@ -231,7 +242,7 @@ def _oldest_revisions(partials: Iterable[pb.RolePartial]) -> dict[str, int]:
 
 
 @dataclass
-class _Tally:
+class Tally:
     """How many replicas a value rests on, and in what state."""
 
     reported: int = 0
@@ -245,7 +256,7 @@ class _Tally:
 def _merge_signal(
     name: "pb.Signal.ValueType", items: Sequence[pb.SignalPartial], coverage: _Coverage
 ) -> pb.SignalValue:
-    tally = _Tally()
+    tally = Tally()
     total, weight = 0.0, 0.0
     maximum: float | None = None
     for item in items:
@@ -276,7 +287,7 @@ def _merge_latency(
     latency: "pb.Latency.ValueType", items: Sequence[pb.LatencyPartial], parts: Sequence[_Part]
 ) -> pb.LatencyValue:
     good = [item for item in items if _sane_histogram(item)]
-    tally = _Tally(
+    tally = Tally(
         reported=sum(len(part.reported) for part in parts) if good else 0,
         reset=max((item.reset for part in parts for partial in part.chosen for item in partial.signals), default=0),
         refused=len(items) - len(good),
@@ -317,21 +328,41 @@ def _add_histograms(items: Sequence[pb.LatencyPartial]) -> tuple[list[float], li
     return bounds, [totals[bound] for bound in bounds]
 
 
-def _measurement(value: float | None, tally: _Tally, coverage: _Coverage) -> types_pb2.Measurement:
-    """The value with its quality, by the table in this module's docstring."""
-    n, m = coverage.reported(tally.reported), coverage.expected
+def _measurement(value: float | None, tally: Tally, coverage: _Coverage) -> types_pb2.Measurement:
+    found = grade(value, tally, reported=coverage.reported(tally.reported), expected=coverage.expected)
+    return types_pb2.Measurement(
+        value=found.value,
+        quality=found.quality,
+        reported=found.reported,
+        expected=found.expected,
+        detail=found.detail,
+    )
+
+
+class Graded(NamedTuple):
+    """A value with its quality; None exactly when there is none."""
+
+    value: float | None
+    quality: "types_pb2.Quality.ValueType"
+    reported: int
+    expected: int
+    detail: str
+
+
+def grade(value: float | None, tally: Tally, *, reported: int, expected: int) -> Graded:
+    """The value with its quality, by the table in this module's docstring: ``reported`` is n, ``expected`` m."""
     details = list(tally.notes)
     if value is not None and not _sane(value):
         # Sums of huge but finite numbers.
         value = None
         details.append("out of range")
-    if n < m:
+    if reported < expected:
         details += [
             f"{count} {word}"
             for count, word in ((tally.stale, "stale"), (tally.warming, "warming"), (tally.refused, "refused"))
             if count
         ]
-    if n == 0 or value is None:
+    if reported == 0 or value is None:
         value = None
         if tally.stale and not tally.reported:
             quality = types_pb2.QUALITY_STALE
@@ -339,17 +370,17 @@ def _measurement(value: float | None, tally: _Tally, coverage: _Coverage) -> typ
             quality = types_pb2.QUALITY_WARMING
         else:
             quality = types_pb2.QUALITY_MISSING
-        if m == 0:
+        if expected == 0:
             details.insert(0, "no replica is expected")
     elif tally.reset:
         quality = types_pb2.QUALITY_RESET
-    elif n < m:
+    elif reported < expected:
         quality = types_pb2.QUALITY_PARTIAL
     elif tally.warming:
         quality = types_pb2.QUALITY_WARMING
     else:
         quality = types_pb2.QUALITY_OK
-    return types_pb2.Measurement(value=value, quality=quality, reported=n, expected=m, detail="; ".join(details))
+    return Graded(value, quality, reported, expected, "; ".join(details))
 
 
 def _sane(number: float) -> bool:

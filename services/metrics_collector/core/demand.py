@@ -7,6 +7,7 @@ the time that they cover; what is held is each gateway's last word. A gateway th
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from metrics_collector.core.roles import set_window
 from metrics_collector.core.window import Window
@@ -71,25 +72,59 @@ def without(board: DemandBoard, gateways: Collection[str]) -> DemandBoard:
     return DemandBoard({service: known for service, known in services.items() if known})
 
 
-def front_door_partials(board: DemandBoard, window: Window, *, collector: str, expiry_s: float) -> list[pb.RolePartial]:
-    """One partial per service known, with role unspecified; gateways stand where replicas stand elsewhere."""
-    partials: list[pb.RolePartial] = []
+class FrontDoorSums(NamedTuple):
+    """One service's front door in a window: what arrived per second over the gateways heard, and what they hold.
+
+    ``reported`` of them have reports that cover some of the window.
+    """
+
+    service: str
+    heard: list[str]
+    missing: list[str]
+    arrival_rps: float
+    arrival_prompt_tps: float
+    arrival_output_tps: float
+    reported: int
+    held: list[int]
+
+
+def front_door_sums(board: DemandBoard, window: Window, *, expiry_s: float) -> list[FrontDoorSums]:
+    """One row per service known, by name."""
+    found: list[FrontDoorSums] = []
     for service in sorted(board.services):
         gateways = board.services[service]
         heard = {name: gateways[name] for name in sorted(gateways) if _is_near(gateways[name], window.end_s, expiry_s)}
+        # Gateways come and go under new names; a silent one is missed only when nobody else speaks.
+        missing = [] if heard else sorted(gateways)
+        rates, reported = _rates(list(heard.values()), window)
+        held = [reports[-1].held for reports in heard.values()]
+        found.append(FrontDoorSums(service, list(heard), missing, *rates, reported, held))
+    return found
+
+
+def front_door_partials(board: DemandBoard, window: Window, *, collector: str, expiry_s: float) -> list[pb.RolePartial]:
+    """One partial per service known, with role unspecified; gateways stand where replicas stand elsewhere."""
+    partials: list[pb.RolePartial] = []
+    for sums in front_door_sums(board, window, expiry_s=expiry_s):
         partial = pb.RolePartial(
             collector=collector,
-            service=service,
+            service=sums.service,
             role=types_pb2.ROLE_UNSPECIFIED,
-            reported_replicas=list(heard),
-            # Gateways come and go under new names; a silent one is missed only when nobody else speaks.
-            missing_replicas=[] if heard else sorted(gateways),
+            reported_replicas=sums.heard,
+            missing_replicas=sums.missing,
         )
         set_window(partial, window)
-        _add_rates(partial, list(heard.values()), window)
-        held = [float(reports[-1].held) for reports in heard.values()]
+        for signal, rate in (
+            (pb.SIGNAL_ARRIVAL_RPS, sums.arrival_rps),
+            (pb.SIGNAL_ARRIVAL_PROMPT_TPS, sums.arrival_prompt_tps),
+            (pb.SIGNAL_ARRIVAL_OUTPUT_TPS, sums.arrival_output_tps),
+        ):
+            partial.signals.add(signal=signal, sum=rate, reported=sums.reported)
         partial.signals.add(
-            signal=pb.SIGNAL_HELD, sum=sum(held), maximum=max(held) if held else None, reported=len(held)
+            signal=pb.SIGNAL_HELD,
+            sum=float(sum(sums.held)),
+            maximum=max(sums.held) if sums.held else None,
+            reported=len(sums.heard),
         )
         partials.append(partial)
     return partials
@@ -100,7 +135,8 @@ def _is_near(reports: Sequence[DemandReport], now_s: float, limit_s: float) -> b
     return abs(now_s - reports[-1].at_s) < limit_s
 
 
-def _add_rates(partial: pb.RolePartial, gateways: Sequence[tuple[DemandReport, ...]], window: Window) -> None:
+def _rates(gateways: Sequence[tuple[DemandReport, ...]], window: Window) -> tuple[tuple[float, float, float], int]:
+    """(requests, prompt tokens and output tokens per second over all gateways, how many reported inside)."""
     sums = [0.0, 0.0, 0.0]
     reported = 0
     for reports in gateways:
@@ -118,6 +154,4 @@ def _add_rates(partial: pb.RolePartial, gateways: Sequence[tuple[DemandReport, .
             reported += 1
             for index, count in enumerate(counted):
                 sums[index] += count / covered_s
-    signals = (pb.SIGNAL_ARRIVAL_RPS, pb.SIGNAL_ARRIVAL_PROMPT_TPS, pb.SIGNAL_ARRIVAL_OUTPUT_TPS)
-    for signal, rate in zip(signals, sums, strict=True):
-        partial.signals.add(signal=signal, sum=rate, reported=reported)
+    return (sums[0], sums[1], sums[2]), reported

@@ -119,6 +119,32 @@ def replica_values(
     return values
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoleColumns:
+    """What roles did in a window, before it is written down.
+
+    ``seen`` (n,): counted replicas whose page was read; ``missing`` (n,): those that nobody could read. ``sums`` are by
+    role, ``latencies`` too where there are any.
+    """
+
+    seen: Bools
+    missing: Bools
+    sums: Sequence["RoleSums"]
+    latencies: Mapping[int, Mapping[Latency, "Buckets"]]
+
+
+def role_columns(roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, values: Floats) -> RoleColumns:
+    """The sums of every role of ``roster`` (at least one). ``values`` are ``replica_values``."""
+    seen = roster.counted & windows.read & ~windows.asleep
+    live = seen & ~verdicts.stuck
+    return RoleColumns(
+        seen=seen,
+        missing=roster.counted & (~windows.read | (windows.asleep & roster.routable_by_actuator)),
+        sums=_sums(roster, windows, verdicts, values, seen=seen, live=live),
+        latencies=_latencies(roster, windows, live),
+    )
+
+
 def role_partials(
     roster: Roster,
     windows: ReplicaWindows,
@@ -134,12 +160,8 @@ def role_partials(
     """
     if not roster.keys:
         return []
-    seen = roster.counted & windows.read & ~windows.asleep
-    live = seen & ~verdicts.stuck
-    missing = roster.counted & (~windows.read | (windows.asleep & roster.routable_by_actuator))
-    sums = _sums(roster, windows, verdicts, values, seen=seen, live=live)
-    latencies = _latencies(roster, windows, live)
-    names = _names(roster, seen), _names(roster, missing)
+    columns = role_columns(roster, windows, verdicts, values)
+    names = _names(roster, columns.seen), _names(roster, columns.missing)
     revisions = dict(sorted(replica_revisions.items()))
     shown = _PAGE_SIGNALS
     if not np.isnan(values[:, _GPU_COLUMNS]).all():
@@ -155,11 +177,14 @@ def role_partials(
             replica_revisions=revisions,
         )
         set_window(partial, windows.window)
-        own = sums[role]
+        own = columns.sums[role]
         partial.signals.extend(own.signal(name) for name in shown)
         if own.reported[_SLEEPERS]:
             partial.signals.append(own.signal(pb.SIGNAL_ASLEEP_LOAD))
-        partial.latencies.extend(latencies.get(role, ()))
+        buckets = columns.latencies.get(role, {})
+        partial.latencies.extend(
+            _latency_partial(latency, buckets[latency]) for latency in Latency if latency in buckets
+        )
         partials.append(partial)
     return partials
 
@@ -170,7 +195,7 @@ def set_window(partial: pb.RolePartial, window: Window) -> None:
         timestamp.FromMicroseconds(round(seconds * 1e6))
 
 
-class _RoleSums(NamedTuple):
+class RoleSums(NamedTuple):
     """One role's columns, each in the order of ``SIGNALS``."""
 
     sums: list[float]
@@ -200,7 +225,7 @@ class _RoleSums(NamedTuple):
 
 def _sums(
     roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, values: Floats, *, seen: Bools, live: Bools
-) -> list[_RoleSums]:
+) -> list[RoleSums]:
     starts = roster.starts
     # The hit ratio's parts are known even where a replica had no query; sleepers speak for themselves.
     hits = windows.increases[:, COUNTERS.index(Counter.PREFIX_HITS)]
@@ -232,7 +257,7 @@ def _sums(
         np.add.reduceat((within & windows.reset[:, None]).astype(np.int64), starts),
     )
     rows = zip(*(column.tolist() for column in columns), stale, warming, strict=True)
-    return [_RoleSums(*row) for row in rows]
+    return [RoleSums(*row) for row in rows]
 
 
 def _names(roster: Roster, chosen: Bools) -> list[list[str]]:
@@ -244,7 +269,7 @@ def _names(roster: Roster, chosen: Bools) -> list[list[str]]:
     return found
 
 
-class _Buckets(NamedTuple):
+class Buckets(NamedTuple):
     """``cumulative`` never falls."""
 
     bounds_s: tuple[float, ...]
@@ -252,9 +277,9 @@ class _Buckets(NamedTuple):
     sum_s: float
 
 
-def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int, list[pb.LatencyPartial]]:
+def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int, dict[Latency, Buckets]]:
     """Role → its latencies, from the bucket increases of its live replicas."""
-    found: dict[int, dict[Latency, list[_Buckets]]] = {}
+    found: dict[int, dict[Latency, list[Buckets]]] = {}
     for item in windows.histograms:
         chosen = live[item.positions]
         roles = roster.role_of[item.positions[chosen]]
@@ -271,15 +296,12 @@ def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int
             seconds = sums[:, total].tolist()
             for place, role in enumerate(roles[starts].tolist()):
                 if told[place]:
-                    buckets = _Buckets(bounds_s, cumulative[place], seconds[place])
+                    buckets = Buckets(bounds_s, cumulative[place], seconds[place])
                     found.setdefault(role, {}).setdefault(latency, []).append(buckets)
-    return {
-        role: [_latency_partial(latency, merge_buckets(own[latency])) for latency in Latency if latency in own]
-        for role, own in found.items()
-    }
+    return {role: {latency: merge_buckets(several) for latency, several in own.items()} for role, own in found.items()}
 
 
-def merge_buckets(several: Sequence[_Buckets]) -> _Buckets:
+def merge_buckets(several: Sequence[Buckets]) -> Buckets:
     """The sum of histograms (at least one), on the bounds that all have, where cumulative counts add exactly.
 
     So a fleet half-way through an upgrade loses resolution, not counts.
@@ -292,10 +314,10 @@ def merge_buckets(several: Sequence[_Buckets]) -> _Buckets:
         for bound, count in zip(item.bounds_s, item.cumulative, strict=True):
             if bound in totals:
                 totals[bound] += count
-    return _Buckets(tuple(common), list(totals.values()), sum(item.sum_s for item in several))
+    return Buckets(tuple(common), list(totals.values()), sum(item.sum_s for item in several))
 
 
-def _latency_partial(latency: Latency, buckets: _Buckets) -> pb.LatencyPartial:
+def _latency_partial(latency: Latency, buckets: Buckets) -> pb.LatencyPartial:
     return pb.LatencyPartial(
         latency=LATENCIES[latency],
         upper_bounds_s=buckets.bounds_s,

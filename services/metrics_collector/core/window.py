@@ -62,6 +62,36 @@ def time_averages(at_s: Floats, readings: Floats, window: Window) -> Floats:
     Between readings a gauge is taken as a straight line, also across the window's start. A first reading inside the
     window, with none before it, begins its own average; a single one stands for itself.
     """
+    averages = _averages_at_once(at_s, readings, window)
+    told = ~np.isnan(at_s)[:, :, None]
+    absent = np.isnan(readings) & told
+    # Where a page lacks a gauge its line goes on to the next page that has it.
+    holed = np.logical_or.reduce(absent.any(axis=1) & (told & ~absent).any(axis=1), axis=1)
+    if holed.any():
+        averages[holed] = _averages_row_by_row(at_s[holed], readings[holed], window)
+    return averages
+
+
+def _averages_at_once(at_s: Floats, readings: Floats, window: Window) -> Floats:
+    """``time_averages`` of gauges that every page has, or none."""
+    now, then = readings[:, 1:], readings[:, :-1]
+    now_s, then_s = at_s[:, 1:], at_s[:, :-1]
+    inside = (at_s <= window.end_s) & (at_s > window.start_s)
+    linked: Bools = inside[:, 1:] & ~np.isnan(then_s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        width_s = np.where(linked, now_s - np.maximum(then_s, window.start_s), 0.0)
+        # From the later reading back to the middle of the line's part inside the window.
+        back = np.where(linked, width_s / (2.0 * (now_s - then_s)), 0.0)
+    parts = np.where(linked[:, :, None], (now - (now - then) * back[:, :, None]) * width_s[:, :, None], 0.0)
+    span_s = np.add.reduce(width_s, axis=1)[:, None]
+    newest = readings.shape[1] - 1 - np.argmax(inside[:, ::-1], axis=1)
+    last = np.where(inside.any(axis=1)[:, None], readings[np.arange(len(readings)), newest], np.nan)
+    area = np.maximum(np.add.reduce(parts, axis=1), 0.0)
+    return np.where(span_s > 0, area / np.where(span_s > 0, span_s, 1.0), last)
+
+
+def _averages_row_by_row(at_s: Floats, readings: Floats, window: Window) -> Floats:
+    """``time_averages``, row by row."""
     shape = (len(at_s), readings.shape[2])
     area, span_s = np.zeros(shape), np.zeros(shape)
     then_s, then, newest = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, np.nan)
