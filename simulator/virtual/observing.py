@@ -18,11 +18,12 @@ import numpy as np
 from metrics_collector.core.demand import DemandBoard, DemandReport, FrontDoorSums, forget, front_door_sums, report
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN
-from metrics_collector.core.roles import Buckets, RoleSums, Roster, role_columns
+from metrics_collector.core.roles import LATENCIES, Buckets, RoleSums, Roster, role_columns
 from metrics_collector.core.schema import Latency, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, RoleKey, Target
 from metrics_collector.core.window import Window, window_length_s
+from policy_engine.core.observed import ROLE_LATENCIES, ROLE_SIGNALS
 from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
@@ -31,6 +32,9 @@ from trimtab.words import Quality, Role
 
 _NAME = "virtual"
 _SPARE_ROWS = 4
+_LATENCIES = {
+    field: own for field, number in ROLE_LATENCIES.items() for own, name in LATENCIES.items() if name == number
+}
 _QUALITIES: Mapping[int, Quality] = {quality.number: quality for quality in Quality}
 
 Observed = tuple[dict[MemberKey, RoleSignals], dict[str, FrontDoor]]
@@ -192,15 +196,8 @@ def _role_signals(
     return RoleSignals(
         role=role,
         window_end_s=window_end_s,
-        prefill_tps=of(pb.SIGNAL_PREFILL_TPS),
-        decode_tps=of(pb.SIGNAL_DECODE_TPS),
-        request_rps=of(pb.SIGNAL_REQUEST_RPS),
-        running=of(pb.SIGNAL_RUNNING),
-        waiting=of(pb.SIGNAL_WAITING),
-        kv_usage_ratio=of(pb.SIGNAL_KV_USAGE_RATIO),
-        ttft_p95_s=p95_of(Latency.TTFT),
-        tpot_p95_s=p95_of(Latency.TPOT),
-        tbt_p95_s=p95_of(Latency.TBT),
+        **{field: of(name) for field, name in ROLE_SIGNALS.items()},
+        **{field: p95_of(latency) for field, latency in _LATENCIES.items()},
     )
 
 

@@ -77,7 +77,7 @@ def _averages_at_once(at_s: Floats, readings: Floats, window: Window) -> Floats:
     now, then = readings[:, 1:], readings[:, :-1]
     now_s, then_s = at_s[:, 1:], at_s[:, :-1]
     inside = (at_s <= window.end_s) & (at_s > window.start_s)
-    linked: Bools = inside[:, 1:] & ~np.isnan(then_s)
+    linked = inside[:, 1:] & ~np.isnan(then_s)
     with np.errstate(invalid="ignore", divide="ignore"):
         width_s = np.where(linked, now_s - np.maximum(then_s, window.start_s), 0.0)
         # From the later reading back to the middle of the line's part inside the window.
@@ -85,7 +85,8 @@ def _averages_at_once(at_s: Floats, readings: Floats, window: Window) -> Floats:
     parts = np.where(linked[:, :, None], (now - (now - then) * back[:, :, None]) * width_s[:, :, None], 0.0)
     span_s = np.add.reduce(width_s, axis=1)[:, None]
     newest = readings.shape[1] - 1 - np.argmax(inside[:, ::-1], axis=1)
-    last = np.where(inside.any(axis=1)[:, None], readings[np.arange(len(readings)), newest], np.nan)
+    some: Bools = np.logical_or.reduce(inside, axis=1)
+    last = np.where(some[:, None], readings[np.arange(len(readings)), newest], np.nan)
     area = np.maximum(np.add.reduce(parts, axis=1), 0.0)
     return np.where(span_s > 0, area / np.where(span_s > 0, span_s, 1.0), last)
 

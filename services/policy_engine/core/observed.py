@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal, missing
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.words import Quality, Role
+
+ROLE_SIGNALS: Mapping[str, collector_pb2.Signal.ValueType] = {
+    "prefill_tps": collector_pb2.SIGNAL_PREFILL_TPS,
+    "decode_tps": collector_pb2.SIGNAL_DECODE_TPS,
+    "request_rps": collector_pb2.SIGNAL_REQUEST_RPS,
+    "running": collector_pb2.SIGNAL_RUNNING,
+    "waiting": collector_pb2.SIGNAL_WAITING,
+    "kv_usage_ratio": collector_pb2.SIGNAL_KV_USAGE_RATIO,
+    "preemption_rps": collector_pb2.SIGNAL_PREEMPTION_RPS,
+    "prefix_hit_ratio": collector_pb2.SIGNAL_PREFIX_HIT_RATIO,
+}
+"""Fields of `RoleSignals` → the collector's signals."""
+ROLE_LATENCIES: Mapping[str, collector_pb2.Latency.ValueType] = {
+    "ttft_p95_s": collector_pb2.LATENCY_TTFT,
+    "tpot_p95_s": collector_pb2.LATENCY_TPOT,
+    "tbt_p95_s": collector_pb2.LATENCY_TBT,
+    "e2e_p95_s": collector_pb2.LATENCY_E2E,
+}
+"""Fields of `RoleSignals` → the latencies whose 95th percentiles they are."""
 
 
 def signal_of(measurement: types_pb2.Measurement) -> Signal:
@@ -37,15 +57,8 @@ def role_signals(role: Role, observation: collector_pb2.RoleObservation) -> Role
     return RoleSignals(
         role=role,
         window_end_s=observation.window_end.ToMicroseconds() / 1e6,
-        prefill_tps=signals.get(collector_pb2.SIGNAL_PREFILL_TPS, NEVER_READ),
-        decode_tps=signals.get(collector_pb2.SIGNAL_DECODE_TPS, NEVER_READ),
-        request_rps=signals.get(collector_pb2.SIGNAL_REQUEST_RPS, NEVER_READ),
-        running=signals.get(collector_pb2.SIGNAL_RUNNING, NEVER_READ),
-        waiting=signals.get(collector_pb2.SIGNAL_WAITING, NEVER_READ),
-        kv_usage_ratio=signals.get(collector_pb2.SIGNAL_KV_USAGE_RATIO, NEVER_READ),
-        ttft_p95_s=latencies.get(collector_pb2.LATENCY_TTFT, NEVER_READ),
-        tpot_p95_s=latencies.get(collector_pb2.LATENCY_TPOT, NEVER_READ),
-        tbt_p95_s=latencies.get(collector_pb2.LATENCY_TBT, NEVER_READ),
+        **{field: signals.get(name, NEVER_READ) for field, name in ROLE_SIGNALS.items()},
+        **{field: latencies.get(name, NEVER_READ) for field, name in ROLE_LATENCIES.items()},
     )
 
 

@@ -90,6 +90,9 @@ class RoleSignals:
     ttft_p95_s: Signal = NEVER_READ
     tpot_p95_s: Signal = NEVER_READ
     tbt_p95_s: Signal = NEVER_READ
+    e2e_p95_s: Signal = NEVER_READ
+    preemption_rps: Signal = NEVER_READ
+    prefix_hit_ratio: Signal = NEVER_READ
 
 
 @dataclass(frozen=True, slots=True)
