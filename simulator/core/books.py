@@ -29,6 +29,8 @@ class Sequence:
     private_blocks: int = 0
     shared: list[int] = dataclasses.field(default_factory=list)
     published_blocks: int = 0
+    own_hashes: tuple[int, ...] = ()
+    """Hashes of full blocks behind the prompt's, given when it was preempted: nobody else has them."""
     cached_tokens: int = 0
     external_tokens: int = 0
     external_ready_s: float | None = None
@@ -42,11 +44,17 @@ class Sequence:
 S = TypeVar("S", bound=Sequence)
 
 
+def _hashes(sequence: Sequence) -> tuple[int, ...]:
+    """Hashes of the blocks that can be found again, first to last."""
+    own = sequence.own_hashes
+    return sequence.request.block_hashes + own if own else sequence.request.block_hashes
+
+
 class EngineBooks(Generic[S]):
     """Queue, deferred requests, held KV and the block pool of one engine."""
 
     # A fleet has thousands of engines: slots keep each within few cache lines.
-    __slots__ = ("_by_id", "_deferred", "_held", "_waiting", "counters", "limits", "pool", "timing")
+    __slots__ = ("_by_id", "_deferred", "_held", "_own_blocks", "_waiting", "counters", "limits", "pool", "timing")
 
     def __init__(self, limits: EngineLimits, timing: IterationModel) -> None:
         self.limits = limits
@@ -57,6 +65,7 @@ class EngineBooks(Generic[S]):
         self._deferred: list[S] = []
         self._by_id: dict[str, S] = {}
         self._held: dict[str, tuple[int, list[int]]] = {}
+        self._own_blocks = 0
 
     @property
     def num_waiting(self) -> int:
@@ -128,11 +137,16 @@ class EngineBooks(Generic[S]):
         waiting.insert(place, sequence)
 
     def _admit(self, sequence: S, budget: int) -> int | None:
-        """Claim what is cached, allocate the first chunk; the chunk's tokens, or None when it does not fit."""
+        """Claim what is cached, allocate the first chunk; the chunk's tokens, or None when the sequence does not fit.
+
+        All of it must fit, not its first chunk alone, as vLLM's `scheduler_reserve_full_isl` has it by default.
+        """
         limits = self.limits
-        hashes = sequence.request.block_hashes if limits.enable_prefix_caching else ()
+        hashes = _hashes(sequence) if limits.enable_prefix_caching else ()
         # At least one token must be computed, so the last block of a fully cached prompt is computed again.
         hit_blocks = min(self.pool.match(hashes), (sequence.total_tokens - 1) // limits.block_size) if hashes else 0
+        if not self.pool.can_admit(hashes, hit_blocks, limits.blocks_for(sequence.total_tokens) - hit_blocks):
+            return None
         computed = hit_blocks * limits.block_size
         first_time = sequence.preemptions == 0
         external = 0
@@ -141,12 +155,10 @@ class EngineBooks(Generic[S]):
         start = computed + external
         tokens = min(sequence.total_tokens - start, budget)
         private = limits.blocks_for(start + tokens) - hit_blocks
-        if hit_blocks and not self.pool.can_admit(hashes, hit_blocks, private):
-            return None
         claimed = hashes[:hit_blocks]
         self.pool.claim(claimed)
         if not self.pool.allocate(private):
-            return None
+            raise ValueError("a first chunk took more KV blocks than its whole sequence")
         sequence.shared = list(claimed)
         sequence.private_blocks = private
         sequence.published_blocks = hit_blocks
@@ -178,10 +190,10 @@ class EngineBooks(Generic[S]):
         return True
 
     def _publish(self, sequence: S) -> None:
-        """Make prompt blocks that are now complete reusable by others."""
+        """Make blocks that are now complete and have a hash reusable."""
         if not self.limits.enable_prefix_caching:
             return
-        hashes = sequence.request.block_hashes
+        hashes = _hashes(sequence)
         complete = min(sequence.computed_tokens // self.limits.block_size, len(hashes))
         for index in range(sequence.published_blocks, complete):
             if self.pool.publish(hashes[index]):
@@ -190,7 +202,19 @@ class EngineBooks(Generic[S]):
         sequence.published_blocks = max(sequence.published_blocks, complete)
 
     def _requeue(self, sequence: S) -> None:
-        """Preempt: the sequence loses its KV and goes to the head of the queue."""
+        """Preempt: the sequence lets go of its KV and goes to the head of the queue.
+
+        What of it is not evicted until then it finds again, generated tokens too.
+        """
+        if self.limits.enable_prefix_caching and sequence.request.block_hashes:
+            complete = sequence.computed_tokens // self.limits.block_size
+            known = len(sequence.request.block_hashes) + len(sequence.own_hashes)
+            if complete > known:
+                first = self._own_blocks
+                self._own_blocks = first + complete - known
+                # Hashes of prompts are not negative.
+                sequence.own_hashes += tuple(range(-first - 1, -self._own_blocks - 1, -1))
+            self._publish(sequence)
         self.pool.release(sequence.private_blocks, sequence.shared)
         sequence.private_blocks = 0
         sequence.shared = []

@@ -1,10 +1,10 @@
 """Continuous batching as vLLM's V1 scheduler does it, on virtual time.
 
 Each iteration spends a token budget: running sequences first, in order of admission (one token when decoding, a chunk
-when still prefilling), then waiting ones, first come first served, up to `max_num_seqs`. Blocks are allocated as
-sequences grow; when none is left the most recently admitted sequence is preempted: it loses its KV, goes back to
-the head of the queue and is recomputed. Requests whose KV comes from another server wait as `deferred` until it is
-there and then compute their last prompt token only.
+when still prefilling), then waiting ones, first come first served, up to `max_num_seqs` and as long as all that they
+have fits. Blocks are allocated as sequences grow; when none is left the most recently admitted sequence is preempted:
+it lets go of its KV, goes back to the head of the queue and recomputes what was evicted meanwhile. Requests whose KV
+comes from another server wait as `deferred` until it is there and then compute their last prompt token only.
 
 Drive it with `submit`, `begin_step` and `end_step`; `abort` may come at any time. Whether the engine may run at all
 (asleep, paused) is the caller's business. Limits: no speculative decoding, no priorities, no LoRA, no beam search.

@@ -396,11 +396,8 @@ class JumpingEngine(EngineBooks[Runner]):
         step = self.counters.steps
         steps = 1 if preempted else self._batch.steps_to_end(step)
         if steps > 1:
-            blocks = self.pool.available_blocks
-            if self._waiting and self._waiting[0].request.block_hashes:
-                # Evicting cached blocks can change what the head of the queue needs: stop before that.
-                blocks -= self.pool.idle_blocks
-            steps = 1 + self._batch.steps_within(step + 1, blocks, steps - 1)
+            # Evicting cached blocks never helps the head of the queue: what it lacks then, it must compute.
+            steps = 1 + self._batch.steps_within(step + 1, self.pool.available_blocks, steps - 1)
         curve: DecodeCurve = self._curves.of(self._batch.count)
         kv_tokens = self._batch.kv_tokens(self.counters.steps)
         self._run_steps = steps

@@ -108,6 +108,34 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     assert engine.end_step().emitted == ("b", "c")
 
 
+def test_a_prompt_that_does_not_fit_whole_is_not_begun_though_its_first_chunk_would_fit() -> None:
+    limits = dataclasses.replace(LIMITS, num_gpu_blocks=6, max_model_len=24)
+    engine = Engine(limits, UNIT)
+    engine.submit(request("a", 8, 6), 0.0)
+    engine.submit(request("long", 16, 1), 0.0)
+    engine.submit(request("short", 4, 1), 0.0)
+    _, finished = run_until_idle(engine)
+    # It waits for the end of `a`, and nobody goes before it.
+    assert [(f.request.request_id, f.scheduled_s) for f in finished] == [("a", 0.0), ("long", 6.0), ("short", 8.0)]
+    assert engine.counters.preemptions == 0
+
+
+@pytest.mark.parametrize(("caching", "computed_again"), [(True, 1), (False, 8)])
+def test_a_preempted_request_finds_its_blocks_again_generated_ones_too(caching: bool, computed_again: int) -> None:
+    limits = dataclasses.replace(LIMITS, num_gpu_blocks=5, max_model_len=16, enable_prefix_caching=caching)
+    engine = Engine(limits, UNIT)
+    engine.submit(request("a", 4, 8, block_hashes=(1,)), 0.0)
+    engine.submit(request("b", 4, 8, block_hashes=(2,)), 0.0)
+    now_s = 0.0
+    while not engine.counters.preemptions:
+        now_s = engine.begin_step(now_s) or now_s
+        engine.end_step()
+    # `a` took the last free block; of the nine tokens of `b` eight had been computed, four of them generated ones.
+    engine.abort("a", now_s)
+    engine.begin_step(now_s)
+    assert engine.end_step().batch_tokens == computed_again
+
+
 def test_a_shared_prefix_is_computed_once_and_the_last_token_always() -> None:
     engine = Engine(LIMITS, UNIT)
     engine.submit(request("a", 8, 1, block_hashes=(11, 12)), 0.0)
