@@ -265,7 +265,8 @@ class Router:
     def failed(self, key: ReplicaKey, failure: Failure, *, now_s: float) -> None:
         """Avoid a replica for a moment, longer each time it fails again before it has answered.
 
-        After an `ERROR` it is still taken when no other is there; an `UNREACHABLE` one is not taken at all meanwhile.
+        After an `ERROR` it is still taken when no other is there, but by no request that it has failed itself: that one
+        waits. An `UNREACHABLE` one is not taken at all meanwhile.
         """
         before = self._avoided.get(key)
         failures = before.failures + 1 if before is not None else 1
@@ -325,7 +326,7 @@ class Router:
         for endpoints in rounds:
             candidates = _fitting(ticket, endpoints)
             if self._avoided:
-                candidates = self._without_avoided(candidates, now_s)
+                candidates = self._without_avoided(candidates, ticket.failed, now_s)
             if candidates:
                 return min(candidates, key=self._load)
         return None
@@ -334,14 +335,16 @@ class Router:
         key = endpoint.key
         return (len(self._tickets.get(key, ())), key)
 
-    def _without_avoided(self, candidates: Sequence[Endpoint], now_s: float) -> list[Endpoint]:
+    def _without_avoided(
+        self, candidates: Sequence[Endpoint], failed: frozenset[ReplicaKey], now_s: float
+    ) -> list[Endpoint]:
         good: list[Endpoint] = []
         erring: list[Endpoint] = []
         for endpoint in candidates:
             avoidance = self._avoided.get(endpoint.key)
             if avoidance is None or now_s >= avoidance.until_s:
                 good.append(endpoint)
-            elif not avoidance.unreachable:
+            elif not avoidance.unreachable and endpoint.key not in failed:
                 erring.append(endpoint)
         return good or erring
 

@@ -163,9 +163,9 @@ A, B = ("local", "a"), ("local", "b")
     [
         ({}, {A}, "b"),
         ({B: Failure.ERROR}, {A}, "b"),
-        # No second one can be taken: the first gets another chance, unless it is itself out of reach.
+        # No second one can be taken: the first gets another chance, when the moment in which it is avoided is over.
         ({B: Failure.UNREACHABLE}, {A}, "a"),
-        ({A: Failure.ERROR, B: Failure.UNREACHABLE}, {A}, "a"),
+        ({A: Failure.ERROR, B: Failure.UNREACHABLE}, {A}, None),
         ({A: Failure.UNREACHABLE, B: Failure.UNREACHABLE}, {A}, None),
         ({}, {A, B}, "a"),
     ],
@@ -180,6 +180,17 @@ def test_request_sent_again_goes_to_a_replica_that_has_not_failed_it(avoided, fa
     ticket = router.submit("chat", Stage.FRONT, now_s=0.1, again=True, failed=failed)
     assert (ticket.endpoint and ticket.endpoint.replica) == expected
     assert (ticket.state is TicketState.HELD) == (expected is None)
+
+
+def test_request_waits_before_it_goes_back_to_the_only_replica_which_failed_it_with_an_error():
+    router = router_with(endpoint("a"), avoid_s=1.0)
+    router.failed(A, Failure.ERROR, now_s=0.0)
+    new = front(router, now_s=0.1)
+    again = router.submit("chat", Stage.FRONT, now_s=0.1, again=True, failed={A})
+    assert (new.state, again.state) == (TicketState.ASSIGNED, TicketState.HELD)
+    assert router.dispatch(now_s=0.9) == []
+    assert router.dispatch(now_s=1.0) == [again]
+    assert again.target.replica == "a"
 
 
 def test_failure_is_remembered_by_the_request_after_the_replica_has_answered_others():
