@@ -118,6 +118,7 @@ class Exchange:
                 if not self._taken_back():
                     self.outcome = "client_gone"
                     raise
+                log.info("request is reissued", upstream_error="evicted", **self._where())
                 cause = "evicted"
             else:
                 self.outcome = "ok"

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
 
@@ -43,6 +43,8 @@ class ReplayOptions:
     max_in_flight: int = 4096
     token_ids: bool = False
     """Send prompts as token ids, for servers whose tokenizer is not the simulator's."""
+    id_prefix: str = ""
+    """With the request's place in the trace it is sent as `X-Request-Id`, to be found in logs; empty: none is sent."""
     check_text: bool = True
     """Compare each answer with the text that simulated servers give; off for real servers."""
 
@@ -139,7 +141,7 @@ class _Run:
         reading = _Reading()
         try:
             async with asyncio.timeout(self.options.request_timeout_s):
-                failure = await self._exchange(request, prompt, reading)
+                failure = await self._exchange(index, prompt, reading)
         except aiohttp.ClientError as error:
             failure = (Outcome.CONNECTION, str(error) or type(error).__name__)
         except TimeoutError:
@@ -151,10 +153,9 @@ class _Run:
             raise
         self._record(self._judged(index, prompt, reading, failure, planned_s, late_s))
 
-    async def _exchange(
-        self, request: TraceRequest, prompt: str | list[int], reading: _Reading
-    ) -> tuple[Outcome, str] | None:
+    async def _exchange(self, index: int, prompt: str | list[int], reading: _Reading) -> tuple[Outcome, str] | None:
         """Send and read one request; returns how it failed where the answer itself does not show it."""
+        request = self.requests[index]
         body = json.dumps(
             {
                 "model": request.service,
@@ -166,7 +167,10 @@ class _Run:
             },
             separators=(",", ":"),
         ).encode()
-        async with await self._post(body) as response:
+        headers = {"Content-Type": "application/json"}
+        if self.options.id_prefix:
+            headers["X-Request-Id"] = f"{self.options.id_prefix}{index}"
+        async with await self._post(body, headers) as response:
             if response.status != 200:
                 text = (await response.text())[:_MAX_DETAIL]
                 return Outcome.HTTP_ERROR, f"{response.status} {text}"
@@ -177,14 +181,12 @@ class _Run:
                 reading.chunks.append(chunk)
         return None
 
-    async def _post(self, body: bytes) -> aiohttp.ClientResponse:
+    async def _post(self, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """The answer's head. A gateway that cannot be connected to has not seen the request, so it is tried again."""
         give_up_s = time.monotonic() + self.options.connect_timeout_s
         while True:
             try:
-                return await self._session.post(
-                    self.options.url + "/v1/completions", data=body, headers={"Content-Type": "application/json"}
-                )
+                return await self._session.post(self.options.url + "/v1/completions", data=body, headers=headers)
             except aiohttp.ClientConnectorError:
                 if time.monotonic() >= give_up_s:
                     raise

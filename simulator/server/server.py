@@ -56,6 +56,8 @@ class ServerStats:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     aborted: int = 0
+    aborted_by_sleep: int = 0
+    """Of those, requests that a `/sleep?mode=abort` or a pause found in the engine or waiting for it."""
 
     def add(self, other: ServerStats) -> None:
         """Add another server's counters."""
@@ -294,7 +296,7 @@ class SimulatedServer:
     async def _quiesce(self, mode: str) -> None:
         self.driver.stop_admitting()
         if mode == "abort":
-            self.driver.abort_all()
+            self.stats.aborted_by_sleep += self.driver.abort_all()
         elif mode == "wait" and self.sleep_state.runnable:
             await self.driver.engine_idle()
         self.driver.stop_stepping()

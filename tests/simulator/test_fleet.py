@@ -100,6 +100,7 @@ async def test_a_replica_starts_refuses_connections_meanwhile_and_serves(make_fl
         "prompt_tokens": 1,
         "generation_tokens": 3,
         "aborted": 0,
+        "aborted_by_sleep": 0,
     }
     _, nodes = await at.call("GET", "/nodes")
     assert [n["free_gpu_indices"] for n in nodes["nodes"]] == [[0, 2, 3], [0, 1]]

@@ -40,6 +40,8 @@ class LocalStack:
     bring_up_scale: float = 1.0
     stream_interval: int = 1
     log_level: str = "info"
+    # host:port by which the gateway reaches the actuator, where something stands between the two.
+    gateway_actuator: str | None = None
 
     @property
     def log_folder(self) -> Path:
@@ -91,7 +93,7 @@ class LocalStack:
                     "simulator.gateway",
                     listen=self.addresses.address("gateway"),
                     metrics_listen=self.addresses.address("gateway-metrics"),
-                    actuators=actuators,
+                    actuators=actuators if self.gateway_actuator is None else f"{CLUSTER}={self.gateway_actuator}",
                     collector=self.addresses.address("collector"),
                     name="gateway-0",
                 ),
