@@ -20,6 +20,7 @@ NaN, infinities and negatives are refused: such a signal of such a partial count
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -141,7 +142,7 @@ def histogram_quantile(
         return None
     last = len(upper_bounds) - 1
     rank = quantile * cumulative[-1]
-    index = next((i for i in range(last) if cumulative[i] >= rank), last)
+    index = bisect_left(cumulative, rank, 0, last)
     if index == last:
         return upper_bounds[last - 1], True
     end = upper_bounds[index]

@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 
 MAX_WORK_S = 60.0
 _SHORTEST_S = 1e-3
+# Fewer requests than this are none: what is left of old ones fades, and never ends.
+_NOTHING = 1e-6
 # What requests took is forgotten by half in this time.
 _HALF_LIFE_S = 30.0
 
@@ -46,18 +48,19 @@ class Flow(NamedTuple):
 def remember(known: Floats, fresh: Evidence, gap_s: Floats) -> Floats:
     """``known`` (n, 6) in the order of ``Evidence``, faded over ``gap_s``, with ``fresh`` added."""
     fading = np.exp2(-gap_s / _HALF_LIFE_S)
-    return np.asarray(known * fading[:, None] + np.stack(fresh, axis=1))
+    return np.asarray(known * fading[:, None] + np.array(fresh).T)
 
 
 def work_time_s(known: Floats, fresh: Evidence, *, gap_s: Floats, still_s: Floats) -> Floats:
     """How long the work behind an increase took; ``still_s`` is the time since the increase before it."""
-    mean = Evidence(*np.moveaxis(known, 1, 0))
-    mean_s = _mean(mean.prefill_s, mean.prefills)
-    own_s = _mean(fresh.ttft_s, fresh.ttfts) - _mean(mean.queue_s, mean.queues)
-    usual_s = np.maximum(_mean(mean.ttft_s, mean.ttfts) - _mean(mean.queue_s, mean.queues), 0.0)
-    told_s = np.where(_known(mean.prefills), mean_s, usual_s)
-    work_s = np.maximum(told_s, np.minimum(own_s, still_s))
-    return np.maximum(gap_s, np.minimum(work_s, MAX_WORK_S))
+    # Evidence is pairs of seconds and requests: of prefill, TTFT and queue.
+    seen = known[:, 1::2] > _NOTHING
+    means_s = np.divide(known[:, ::2], known[:, 1::2], out=np.zeros(seen.shape), where=seen)
+    prefill_s, ttft_s, queue_s = means_s[:, 0], means_s[:, 1], means_s[:, 2]
+    fresh_s = np.divide(fresh.ttft_s, fresh.ttfts, out=np.zeros(len(known)), where=fresh.ttfts > _NOTHING)
+    told_s = np.where(seen[:, 0], prefill_s, np.maximum(ttft_s - queue_s, 0.0))
+    work_s = np.maximum(told_s, np.minimum(fresh_s - queue_s, still_s))
+    return np.asarray(np.maximum(gap_s, np.minimum(work_s, MAX_WORK_S)))
 
 
 def flow_on(flow: Flow, increase: Floats, *, gap_s: Floats, work_s: Floats) -> Flow:
@@ -68,11 +71,3 @@ def flow_on(flow: Flow, increase: Floats, *, gap_s: Floats, work_s: Floats) -> F
     # What rounding leaves behind flows too: a rate that never ends would keep a server busy for ever.
     out = np.where(left - out <= 1e-9 * left, left, out)
     return Flow(left - out, rate, flow.total + out)
-
-
-def _known(count: Floats) -> NDArray[np.bool_]:
-    return np.asarray(count > 1e-6)
-
-
-def _mean(total: Floats, count: Floats) -> Floats:
-    return np.where(_known(count), total / np.where(_known(count), count, 1.0), 0.0)
