@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from actuator_rig import LIMITS, Rig, spec
+from actuator_rig import LIMITS, Request, Rig, spec
 
 from actuator.core import holds
 from actuator.core.draft import Draft
@@ -116,20 +116,20 @@ def test_at_the_drain_deadline_gateways_are_told_to_reissue() -> None:
 
 def test_nothing_sleeps_before_every_leased_gateway_has_acknowledged() -> None:
     rig = up()
-    rig.gateway_lag = 1000
+    rig.gateway.lag = 1000
     rig.apply(2, OVERLAY, ["b-0", "a-1"])
     rig.run(4.0)
     step = next(s for o in rig.memory.operations.values() if not o.finished for s in o.steps if s.replica == "a-0")
     assert step.phase == "hiding: waiting for gateway g"
     assert rig.life_cycles()["a-0"] == "draining"
-    rig.gateway_lag = 0
+    rig.gateway.lag = 0
     assert rig.until_settled()
     assert rig.life_cycles()["a-0"] == "sleeping"
 
 
 def test_a_gateway_whose_lease_is_over_holds_nothing_up() -> None:
     rig = up()
-    rig.gateway_up = False
+    rig.gateway.up = False
     rig.apply(2, OVERLAY, ["b-0", "a-1"])
     assert rig.until_settled(30.0)
     assert rig.life_cycles()["b-0"] == "active"
@@ -151,7 +151,7 @@ def test_a_wake_waits_for_measured_memory() -> None:
 def test_a_request_that_only_the_gateway_knows_of_is_in_flight_too() -> None:
     """It is on its way: the server counts nothing yet."""
     rig = up()
-    rig.gateway_requests["a-0"] = [rig.now_s + 4.0]
+    rig.gateway.requests["a-0"] = [Request(rig.now_s + 4.0)]
     rig.apply(2, OVERLAY, ["b-0", "a-1"], drain_s=20.0)
     rig.run(3.0)
     assert rig.life_cycles()["a-0"] == "draining"
@@ -191,11 +191,11 @@ def test_a_release_taken_back_while_it_falls_asleep_is_asleep_before_it_is_shown
 
 def test_after_a_restart_a_known_gateway_has_to_speak_or_stay_silent_for_long() -> None:
     rig = up()
-    rig.gateway_lag = 1000
+    rig.gateway.lag = 1000
     rig.apply(2, OVERLAY, ["b-0", "a-1"])
     rig.run(1.5)
     rig.crash()
-    rig.gateway_up = False
+    rig.gateway.up = False
     rig.restart()
     rig.run(LIMITS.gateway_grace_s - 1.0)
     assert rig.life_cycles()["a-0"] == "draining", "it may still route by what it was told before the restart"
@@ -568,10 +568,10 @@ def test_a_state_over_the_budget_is_refused() -> None:
     with pytest.raises(Refused) as caught:
         rig.apply(1, [spec("a-0", 0), spec("a-1", 0)], ["a-0", "a-1"])
     assert caught.value.reason == "GPU_TWICE"
-    rig.gpus = 2
+    rig.fleet.gpus = 2
     rig.world()
     request_over = [spec("a-0", 0), spec("a-1", 1)]
-    rig.gpus = 1
+    rig.fleet.gpus = 1
     with pytest.raises(Refused) as caught:
         rig.apply(1, request_over, ["a-0", "a-1"])
     assert caught.value.reason in ("OVER_BUDGET", "UNKNOWN_GPU")

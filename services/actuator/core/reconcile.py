@@ -152,7 +152,9 @@ def conclude_pools(d: Draft) -> None:
         before = d.base.operations.get(operation_id)
         ended = operation.finished and (before is None or not before.finished)
         pool = d.pools.get(operation.subject)
-        if ended and pool is not None and operation.pool_revision > 0:
+        # A bring-up that ends after a newer state was settled was turned by that one, and says nothing of its own.
+        overtaken = pool is not None and not operation.atomic and operation.pool_revision < pool.settled_revision
+        if ended and pool is not None and operation.pool_revision > 0 and not overtaken:
             d.pools[pool.pool] = replace(
                 pool,
                 settled_revision=max(pool.settled_revision, operation.pool_revision),

@@ -1,0 +1,292 @@
+"""Hypothesis drives a cluster through pool states, faults, kills at every step and store outages; the model judges.
+
+Invariants of the design after every half second: 1 (one awake replica on a GPU, never beyond the budget), 2 (floors), 3
+(no gateway sends to what it has acknowledged as hidden, none to a sleeper), 4 (nothing sleeps or dies with work in
+flight before its deadline), 7 (old tokens are refused, nothing that others compare with falls), 9 (a restart changes
+nothing by itself), 10 (every operation has its decision). At the end the faults stop, and everything must come to rest
+in the state that was asked for.
+
+``TRIMTAB_TEST_EXAMPLES`` sets the number of runs (60 in the suite; some thousands find what is rare).
+"""
+
+import os
+
+import hypothesis.strategies as st
+import pytest
+from actuator_fleet_model import Request, Server
+from actuator_rig import MAX_LOOK_LAG, Rig, spec
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from actuator.core.fencing import Refused
+from actuator.core.model import Floor, OperationKind
+from trimtab.words import LifeCycle, Role
+
+OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1), spec("big-0", 0, 1)]
+NAMES = [item.replica for item in OVERLAY]
+AWAKE_SETS = [["a-0", "a-1"], ["a-0", "b-1"], ["b-0", "a-1"], ["b-0", "b-1"], ["big-0"], ["a-0"], []]
+FLOOR = (Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
+GATEWAYS = ("g", "h")
+FAULTS = ["exited", "silent", "wake_refused", "sleep_refused", "no_token", "paused"]
+EXAMPLES = int(os.environ.get("TRIMTAB_TEST_EXAMPLES", "60"))
+
+gateways = st.sampled_from(GATEWAYS)
+names = st.sampled_from(NAMES)
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """One pool of two GPUs, three models of which one takes both, two gateways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig(gateways=GATEWAYS)
+        self.revision = 0
+        self.token = 1
+
+    @initialize(start=st.sampled_from(AWAKE_SETS[:3]))
+    def bring_up(self, start: list[str]) -> None:
+        self.revision = 1
+        self.rig.apply(1, OVERLAY, start)
+        self.rig.run(20.0)
+
+    @property
+    def alive(self) -> bool:
+        return self.rig.memory is not None and not self.rig.store_away
+
+    def server(self, name: str) -> Server:
+        """The server of that name, or one that nobody knows."""
+        return self.rig.servers.get(name) or Server(OVERLAY[0], 0.0, 0.0)
+
+    # What is asked
+
+    @precondition(lambda self: self.alive)
+    @rule(awake=st.sampled_from(AWAKE_SETS), floor=st.booleans(), drain_s=st.sampled_from([1.0, 5.0]))
+    def apply(self, awake: list[str], floor: bool, drain_s: float) -> None:
+        floors = FLOOR if floor and any(name.startswith("a") for name in awake) else ()
+        self.revision += 1
+        self.rig.apply(self.revision, OVERLAY, awake, token=self.token, floors=floors, drain_s=drain_s)
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def take_leadership_over(self) -> None:
+        self.token += 1
+        self.revision += 1
+        self.rig.apply(self.revision, OVERLAY, ["a-0", "a-1"], token=self.token)
+        before = self.rig.memory
+        with pytest.raises(Refused, match="newer leader"):
+            self.rig.apply(self.revision + 1, OVERLAY, ["b-0"], token=self.token - 1)
+        assert self.rig.memory is before
+
+    @precondition(lambda self: self.alive)
+    @rule(newest=st.booleans())
+    def cancel(self, newest: bool) -> None:
+        unfinished = sorted(o.operation_id for o in self.rig.memory.operations.values() if not o.finished)
+        if not unfinished:
+            return
+        operation = self.rig.operation(unfinished[-1 if newest else 0])
+        if operation.kind is OperationKind.OVERLAY:
+            with pytest.raises(Refused, match="goes on"):
+                self.rig.cancel(operation.operation_id)
+        else:
+            assert self.rig.cancel(operation.operation_id, "a test") is not None
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0, 15.0]))
+    def wait(self, seconds: float) -> None:
+        self.rig.run(seconds)
+
+    # Load
+
+    @rule(
+        service=st.sampled_from(["a", "b", "big"]),
+        seconds=st.sampled_from([1.0, 4.0, 30.0]),
+        pinned=st.booleans(),
+        gateway=gateways,
+    )
+    def send(self, service: str, seconds: float, pinned: bool, gateway: str) -> None:
+        self.rig.send(service, seconds, pinned=pinned, gateway=gateway)
+
+    @rule(name=names)
+    def send_past_the_gateways(self, name: str) -> None:
+        server = self.server(name)
+        if server.up(self.rig.now_s) and not server.asleep and server.moving is None:
+            server.requests.append(Request(self.rig.now_s + 3.0))
+
+    # The actuator and its store
+
+    @rule()
+    def kill_actuator(self) -> None:
+        self.rig.crash()
+
+    @precondition(lambda self: self.alive)
+    @rule(actions=st.integers(-1, 3))
+    def kill_actuator_within_a_round(self, actions: int) -> None:
+        self.rig.dies_after = actions
+
+    @rule()
+    def start_actuator(self) -> None:
+        self.rig.restart()
+
+    @precondition(lambda self: self.alive)
+    @rule(landed=st.booleans())
+    def store_goes_away_at_a_write(self, landed: bool) -> None:
+        self.rig.store_breaks = landed
+
+    @rule()
+    def store_comes_back(self) -> None:
+        self.rig.store_away = False
+
+    @precondition(lambda self: self.rig.doing)
+    @rule(data=st.data(), late=st.booleans())
+    def outcome_is_late_or_lost(self, data: st.DataObject, late: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.rig.doing)))
+        if late:
+            self.rig.doing[name].late_s = 5.0
+        else:
+            self.rig.lose_outcome(name)
+
+    @rule(rounds=st.integers(0, MAX_LOOK_LAG))
+    def looks_are_old(self, rounds: int) -> None:
+        self.rig.delay_looks(rounds)
+
+    # Servers
+
+    @rule(name=names, waits=st.booleans())
+    def restart_server(self, name: str, waits: bool) -> None:
+        if name in self.rig.servers:
+            (self.rig.restart_server if waits else self.rig.reboot)(name)
+
+    @rule()
+    def restart_fleet(self) -> None:
+        self.rig.restart_fleet()
+
+    @rule(name=names)
+    def remove_server(self, name: str) -> None:
+        self.rig.servers.pop(name, None)
+
+    @rule(name=names, fault=st.sampled_from(FAULTS))
+    def break_server(self, name: str, fault: str) -> None:
+        if fault != "paused" or not self.server(name).asleep:
+            setattr(self.server(name), fault, True)
+
+    @rule(name=names, seconds=st.sampled_from([5.0, 30.0]))
+    def next_sleep_is_slow(self, name: str, seconds: float) -> None:
+        self.server(name).slow_sleep_s = seconds
+
+    @rule(name=names)
+    def heal_server(self, name: str) -> None:
+        self.server(name).heal()
+
+    @rule(name=names, asleep=st.booleans())
+    def somebody_moves_a_server(self, name: str, asleep: bool) -> None:
+        if self.server(name).up(self.rig.now_s) and name in self.rig.servers and name not in self.rig.doing:
+            (self.rig.fleet.sleep_by_hand if asleep else self.rig.fleet.wake_by_hand)(name)
+
+    # Gateways
+
+    @rule(gateway=gateways, lag=st.sampled_from([0, 2, 6, 60]))
+    def gateway_is_slow(self, gateway: str, lag: int) -> None:
+        self.rig.gateways[gateway].lag = lag
+
+    @rule(gateway=gateways)
+    def gateway_dies(self, gateway: str) -> None:
+        self.rig.gateways[gateway].die(self.rig.servers)
+
+    @rule(gateway=gateways)
+    def gateway_stands_still(self, gateway: str) -> None:
+        self.rig.gateways[gateway].suspended = True
+
+    @rule(gateway=gateways)
+    def gateway_comes_back(self, gateway: str) -> None:
+        self.rig.gateways[gateway].resume()
+        self.rig.gateways[gateway].up = True
+
+    # What must hold
+
+    @invariant()
+    def half_a_second_passes_and_nothing_is_broken(self) -> None:
+        self.rig.step()
+        assert self.rig.broken == [], self.rig.broken
+        assert self.rig.revisions == sorted(self.rig.revisions), "the endpoint revision fell"
+        del self.rig.revisions[:-1]
+
+    @precondition(lambda self: self.alive and self.calm)
+    @rule(seconds=st.sampled_from([0.0, 3.0]))
+    def a_restart_changes_nothing_by_itself(self, seconds: float) -> None:
+        """9: nothing is under way and nothing is out of order."""
+        rig = self.rig
+        before, operations = rig.life_cycles(), set(rig.memory.operations)
+        awake = {name: pool.effective_awake for name, pool in rig.memory.pools.items()}
+        rig.crash()
+        rig.run(seconds)
+        rig.restart()
+        rig.run(5.0)
+        assert rig.life_cycles() == before
+        assert set(rig.memory.operations) == operations
+        assert {name: pool.effective_awake for name, pool in rig.memory.pools.items()} == awake
+
+    @property
+    def calm(self) -> bool:
+        """Every server is what its record says, and nobody works on anything."""
+        rig = self.rig
+        at_rest = {LifeCycle.ACTIVE: False, LifeCycle.SLEEPING: True}
+        return (
+            not rig.doing
+            and all(operation.finished for operation in rig.memory.operations.values())
+            and set(rig.memory.replicas) == set(NAMES) == set(rig.servers)
+            and all(
+                rig.servers[r.name].up(rig.now_s)
+                and rig.servers[r.name].moving is None
+                and not rig.servers[r.name].paused
+                and rig.servers[r.name].started_s == r.start_time_s
+                and at_rest.get(r.life_cycle) is rig.servers[r.name].asleep
+                and (r.life_cycle is LifeCycle.SLEEPING) is (r.name not in rig.memory.pools["p"].effective_awake)
+                for r in rig.memory.replicas.values()
+            )
+        )
+
+    def teardown(self) -> None:
+        """The world behaves again: the pool comes to rest in a state that was asked for."""
+        rig = self.rig
+        rig.store_away = False
+        rig.restart()
+        rig.delay_looks(0)
+        for gateway in rig.gateways.values():
+            gateway.resume()
+            gateway.up, gateway.lag = True, 0
+            gateway.requests.clear()
+        for server in rig.servers.values():
+            server.heal()
+            server.requests.clear()
+        rig.run(5.0)
+        self.revision += 1
+        rig.apply(self.revision, OVERLAY, ["a-0", "b-1"], token=self.token)
+        rest_s, end_s = 0.0, rig.now_s + 900.0
+        while rest_s < 10.0 and rig.now_s < end_s:
+            rig.run(1.0)
+            rest_s = 0.0 if self.unrest() else rest_s + 1.0
+        assert rig.broken == [], rig.broken
+        assert self.unrest() == [], self.unrest()
+
+    def unrest(self) -> list[str]:
+        """What is not yet as it was asked for."""
+        rig = self.rig
+        found = [f"{o.operation_id} {o.steps}" for o in rig.memory.operations.values() if not o.finished]
+        for name in NAMES:
+            replica, server = rig.memory.replicas.get(name), rig.servers.get(name)
+            if name in ("a-0", "b-1"):
+                found += [] if replica is not None and replica.routable else [f"{name} is not routable: {replica}"]
+            elif server is None or server.exited or server.waits:
+                # A server comes up awake: it is made again, or comes up, once its GPUs are free.
+                found += [f"{name} is {replica}"] if replica is not None and replica.routable else []
+            elif replica is None or replica.life_cycle is not LifeCycle.SLEEPING or not server.asleep:
+                found.append(f"{name} does not sleep: {replica}")
+        return found
+
+
+ClusterMachine.TestCase.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestCluster = ClusterMachine.TestCase
