@@ -6,7 +6,8 @@ from policy_engine.core.arbiter import arbitrate
 from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
 from policy_engine.core.guards import GuardState
 from policy_engine.core.overlay import OverlayReplica
-from policy_engine.core.tss import Share, predicted_z
+from policy_engine.core.predict import power_z
+from policy_engine.core.tss import Share
 from policy_engine.core.vocabulary import ClampKind, MemberKey, Region, Rule
 from trimtab.words import LifeCycle, Role
 
@@ -307,7 +308,7 @@ def test_every_pair_is_a_candidate_with_its_reason():
     verdict = fast(arena(members, awake, gpus=7, facts=facts, barred=["slow-5", "chat-6"]))
     assert {item.donor: (item.taken, item.reason) for item in verdict.candidates} == {
         "": (False, "no idle GPUs for a sleeper of it"),
-        "code": (True, "a donor makes room"),
+        "code": (True, "a donor makes room; code keeps Z 1.41; chat goes from Z 0.40 to 1.13"),
         "rest": (False, "chat-3 is failed"),
         "slow": (False, "slow-5 is being repaired, or its last transition failed"),
     }
@@ -336,7 +337,7 @@ def test_the_documented_example():
     profiles = {"chat": (900, 40, 10, 28), "code": (640, 8, 0, 23), "reason": (270, 6, 0, 30)}
     z = {name: tps / (running + 8 * waiting) / theta for name, (tps, running, waiting, theta) in profiles.items()}
     assert {name: round(value, 2) for name, value in z.items()} == {"chat": 0.27, "code": 3.48, "reason": 1.5}
-    assert round(predicted_z(z["code"], replicas=3, released=1), 2) == 1.89
+    assert round(power_z(z["code"], replicas=3, after=2), 2) == 1.89
     members = [member(name, value) for name, value in z.items()]
     awake = {"chat-0", "chat-1", "chat-2", "code-3", "code-4", "code-5", "reason-6"}
     facts = {"code-3": (LifeCycle.ACTIVE, 3), "code-4": (LifeCycle.ACTIVE, 1), "code-5": (LifeCycle.ACTIVE, 4)}

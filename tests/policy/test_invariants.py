@@ -240,7 +240,9 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
             assert set(result.awake) ^ set(awake) == {
                 change.replica for change in (*transition.releases, *transition.wakes)
             }
-            assert len({change.service for change in transition.wakes}) <= 1
+            gain = {change.service for change in transition.wakes}
+            assert gain.isdisjoint(change.service for change in transition.releases)
+            assert len(gain) <= 1 + bool(transition.releases), "only what a release frees beside is another's"
         if result.draft is not None:
             last_recorded = tick
         awake, state = result.awake, result.state

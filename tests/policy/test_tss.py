@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from policy_engine.core.guards import GuardState, check_guards
+from policy_engine.core.predict import power_z
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
-from policy_engine.core.tss import ShareState, predicted_z, region_of, share_of
+from policy_engine.core.tss import ShareState, region_of, share_of
 from policy_engine.core.vocabulary import Region
 from trimtab.config.specs import Guards, TokenServiceShare
 from trimtab.words import Quality, Role
@@ -146,8 +147,8 @@ def test_an_unread_replica_counts_at_its_target():
     ("z", "replicas", "released", "expected"),
     [(2.0, 4, 1, 2.0 * 0.75**1.5), (2.0, 2, 1, 2.0 * 0.5**1.5), (2.0, 1, 1, 0.0), (2.0, 0, 1, 0.0)],
 )
-def test_predicted_z_falls_faster_than_the_replicas(z, replicas, released, expected):
-    assert predicted_z(z, replicas=replicas, released=released) == pytest.approx(expected)
+def test_z_falls_faster_than_the_replicas(z, replicas, released, expected):
+    assert power_z(z, replicas=replicas, after=replicas - released) == pytest.approx(expected)
 
 
 def test_guards_soft_and_hard():

@@ -20,7 +20,8 @@ from google.protobuf import json_format
 from pydantic import Field, ValidationError
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.config.specs import Name, PoolSpec, ServicePolicySpec, Spec
+from trimtab.config.fields import Name, Spec
+from trimtab.config.specs import PoolSpec, ServicePolicySpec
 
 API_VERSION: Final = "trimtab.dev/v1"
 
@@ -141,7 +142,14 @@ def _from_proto(proto: policy_pb2.ServicePolicy | policy_pb2.Pool) -> dict[str, 
     return document
 
 
-_PROTO_ENUMS = {"role": "ROLE_", "affinity": "TOPOLOGY_LEVEL_", "metric": "PROPORTIONAL_METRIC_"}
+_PROTO_ENUMS = {
+    "role": "ROLE_",
+    "affinity": "TOPOLOGY_LEVEL_",
+    "metric": "PROPORTIONAL_METRIC_",
+    "allocation": "ALLOCATION_",
+    "prediction": "PREDICTION_",
+    "overload": "OVERLOAD_",
+}
 
 
 def _proto_dict(resource: Resource) -> dict[str, Any]:

@@ -8,69 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    AliasGenerator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
+from pydantic import Field, field_validator, model_validator
 
-from trimtab.names import is_identifier
+from trimtab.config.fields import SMALLEST, LevelWord, Name, RoleWord, Seconds, Spec, Text, Tolerance, enum_word
+from trimtab.config.poolrules import PoolRules
 from trimtab.words import Role, TopologyLevel
 
 MAX_ROLES = 3
 MAX_POOL_GPUS = 4096
 MAX_GPUS_PER_NODE = 64
-
-
-def _check_name(value: str) -> str:
-    if not is_identifier(value):
-        raise ValueError("use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit")
-    return value
-
-
-def _enum_word(prefix: str) -> BeforeValidator:
-    """Takes protobuf's spelling of an enum (ROLE_PREFILL) beside YAML's (prefill)."""
-
-    def convert(value: object) -> object:
-        if isinstance(value, str) and value.startswith(prefix):
-            return value.removeprefix(prefix).lower().replace("_", "-")
-        return value
-
-    return BeforeValidator(convert)
-
-
-def _check_printable(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("has control characters")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_check_name)]
-Text = Annotated[str, AfterValidator(_check_printable)]
-RoleWord = Annotated[Role, _enum_word("ROLE_")]
-LevelWord = Annotated[TopologyLevel, _enum_word("TOPOLOGY_LEVEL_")]
-# Far below any useful value, and far above what would overflow as a divisor.
-SMALLEST = 1e-6
-Seconds = Annotated[float, Field(ge=SMALLEST, le=86_400)]
-Tolerance = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Spec(BaseModel):
-    """What every part of a resource shares: frozen, closed, finite, camelCase outside."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        alias_generator=AliasGenerator(alias=to_camel),
-        populate_by_name=True,
-    )
 
 
 class Slo(Spec):
@@ -80,27 +26,13 @@ class Slo(Spec):
     tpot_s: Seconds
 
 
-class RoleSpec(Spec):
-    """Bounds and shape of one role. Bounds live here alone; pools only list members."""
-
-    role: RoleWord
-    min_replicas: int = Field(0, ge=0, le=100_000)
-    max_replicas: int = Field(ge=1, le=100_000)
-    gpus_per_replica: int = Field(1, ge=1, le=MAX_GPUS_PER_NODE)
-    gpu_types: tuple[Annotated[Text, Field(min_length=1, max_length=63)], ...] = Field((), max_length=16)
-    profile: Text = Field("", max_length=128)
-
-    @model_validator(mode="after")
-    def _bounds_are_alive(self) -> Self:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(f"minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
-        return self
-
-
 class TokenServiceShare(Spec):
     """TRE section III: the six scalars of a (model, SLO class) profile, and the hysteresis of its regions.
 
-    The defaults of the weights and of `smoothing` are the ones that ranked best in the fixed-capacity sweeps.
+    The defaults of the weights and of `smoothing` are the ones that ranked best in the fixed-capacity sweeps. The
+    capacities are what one replica sustains within the SLO: prompt tokens per second when it computes nothing else, and
+    generated tokens per second. `base_tpot_s` is the time per token of a request that is alone. They serve the
+    leading measure ρ and predictions, which are off without them.
     """
 
     prefill_weight: float = Field(0.05, ge=0, le=10)
@@ -110,6 +42,9 @@ class TokenServiceShare(Spec):
     critical_below: float = Field(0.8, gt=0, lt=1)
     surplus_above: float = Field(1.3, gt=1, le=100)
     hysteresis: float = Field(0.05, ge=0, lt=1)
+    capacity_prefill_tps: float | None = Field(None, ge=SMALLEST, le=1e9)
+    capacity_decode_tps: float | None = Field(None, ge=SMALLEST, le=1e9)
+    base_tpot_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _regions_stay_apart(self) -> Self:
@@ -118,7 +53,28 @@ class TokenServiceShare(Spec):
         return self
 
 
-MetricWord = Annotated[Literal["decode-tps", "prefill-tps"], _enum_word("PROPORTIONAL_METRIC_")]
+class RoleSpec(Spec):
+    """Bounds and shape of one role. Bounds live here alone; pools only list members.
+
+    `token_service_share` is the stage's own profile, in place of the service's.
+    """
+
+    role: RoleWord
+    min_replicas: int = Field(0, ge=0, le=100_000)
+    max_replicas: int = Field(ge=1, le=100_000)
+    gpus_per_replica: int = Field(1, ge=1, le=MAX_GPUS_PER_NODE)
+    gpu_types: tuple[Annotated[Text, Field(min_length=1, max_length=63)], ...] = Field((), max_length=16)
+    profile: Text = Field("", max_length=128)
+    token_service_share: TokenServiceShare | None = None
+
+    @model_validator(mode="after")
+    def _bounds_are_alive(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
+        return self
+
+
+MetricWord = Annotated[Literal["decode-tps", "prefill-tps"], enum_word("PROPORTIONAL_METRIC_")]
 
 
 class Proportional(Spec):
@@ -174,11 +130,17 @@ class GuardLimit(Spec):
 
 
 class Guards(Spec):
-    """Limits on latencies (seconds) and on KV-cache usage (0 to 1)."""
+    """Limits on latencies (seconds), KV-cache usage (0 to 1), preemptions per second, the growth of the queue in
+    requests per second, and the share of the awake replicas that do not serve (0 to 1).
+    """
 
     ttft_p95_s: GuardLimit | None = None
     tpot_p95_s: GuardLimit | None = None
     kv_usage_ratio: GuardLimit | None = None
+    e2e_p95_s: GuardLimit | None = None
+    preemption_rps: GuardLimit | None = None
+    queue_growth_rps: GuardLimit | None = None
+    lost_ratio: GuardLimit | None = None
 
 
 class ServicePolicySpec(Spec):
@@ -214,13 +176,20 @@ class ServicePolicySpec(Spec):
             raise ValueError("a scaled service with prefill and decode needs a ratio")
         if self.latency_brake is not None and self.proportional is None:
             raise ValueError("latencyBrake works beside proportional, which is not given")
-        if self.proportional is None and self.token_service_share is None:
+        stages = all(role.token_service_share is not None for role in self.roles)
+        if self.proportional is None and self.token_service_share is None and not stages:
             raise ValueError("give proportional (a scaled service) or tokenServiceShare (a pooled one)")
         return self
 
     def role(self, role: Role) -> RoleSpec | None:
         """The role's spec, or None when the service has no such role."""
         return next((spec for spec in self.roles if spec.role == role), None)
+
+    def share_profile(self, role: Role) -> TokenServiceShare | None:
+        """The role's Token Service Share profile: its own, else the service's."""
+        spec = self.role(role)
+        own = spec.token_service_share if spec is not None else None
+        return own or self.token_service_share
 
 
 class NodeGpus(Spec):
@@ -265,6 +234,7 @@ class PoolSpec(Spec):
     residence_s: float = Field(20.0, ge=0, le=86_400)
     drain_timeout_s: Seconds = 10.0
     sleep_level: Literal[1, 2] = 1
+    rules: PoolRules = PoolRules()
 
     @property
     def budget_gpus(self) -> int:

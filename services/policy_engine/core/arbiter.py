@@ -1,14 +1,15 @@
-"""The arbiter of a pool (TRE, section IV): at most one transition per tick, from whom to whom, and why.
+"""The arbiter of a pool (TRE, section IV): at most one transition per call, from whom to whom, and why.
 
-- *fast* (rescue): a hard-guard breach comes first, then a member below its floor, then critical members and members
-  that lost routable capacity, lowest Z first. Sources in this order: idle GPUs, the member's own awake but held
-  replicas, a donor's release.
+- *fast* (rescue): a hard-guard breach comes first, then a member below its floor, then critical members, members that
+  lost routable capacity and members whose load is more than they can do; the most pressed first. Sources in this order:
+  idle GPUs, the member's own awake but held replicas, a donor's release.
 - *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it.
-- Idle GPUs are always given, to the lowest Z that has demand: below 1 by the fast loop, else by the slow one, since
-  a gift that nobody needs is not worth a transition every few seconds.
+- Idle GPUs are always given, to the most pressed member that has demand: one in need by the fast loop, else by the slow
+  one, since a gift that nobody needs is not worth a transition every few seconds.
 
 The loops exclude each other: a rescue that found a source is the tick's transition. One that nothing could serve is
-not pending and does not keep the slow loop waiting.
+not pending and does not keep the slow loop waiting. How pressed a member is says its ρ where it has one, else 1/Z: of
+both, 1 is just enough.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.donors import HEALTHY_Z, Terms
 from policy_engine.core.draft import ReplicaChange, Transition
-from policy_engine.core.vocabulary import Candidate, Clamp, ClampKind, MemberKey, Region, Rule
-
-HEALTHY_Z = 1.0
-MAX_CANDIDATES = 64
+from policy_engine.core.resolve import below_target
+from policy_engine.core.sources import Log, order, source
+from policy_engine.core.vocabulary import Candidate, Clamp, MemberKey, Region, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,53 +45,31 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A member that must gain capacity now. `threshold_z`: what a donor's predicted Z has to stay above."""
+    """A member that must gain capacity now, and how a donor has to stand afterwards."""
 
     member: MemberState
     rule: Rule
     why: str
-    threshold_z: float
-
-
-class _Log:
-    """Collects the pairs that were looked at, each once, and the clamps of those that were left."""
-
-    def __init__(self) -> None:
-        self.candidates: dict[tuple[str, str], Candidate] = {}
-        self.clamps: dict[ClampKind, Clamp] = {}
-
-    def left(self, receiver: MemberState, donor: str, reason: str, kind: ClampKind | None, awake: int) -> None:
-        key = (str(receiver.key), donor)
-        if key not in self.candidates and len(self.candidates) < MAX_CANDIDATES:
-            self.candidates[key] = Candidate(str(receiver.key), donor, False, reason)
-        if kind is not None and kind not in self.clamps:
-            where = f"{donor}: " if donor else ""
-            self.clamps[kind] = Clamp(kind, float(awake + 1), float(awake), f"{receiver.key}: {where}{reason}")
-
-    def taken(self, receiver: MemberState, plan: Plan) -> None:
-        key = (str(receiver.key), plan.donor_words)
-        self.candidates[key] = Candidate(str(receiver.key), plan.donor_words, True, plan.words)
-
-    def all(self) -> tuple[Candidate, ...]:
-        return tuple(self.candidates.values())
+    terms: Terms
 
 
 def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
     """One tick. With neither loop due nothing is looked at."""
-    log = _Log()
+    log = Log()
     unserved: list[_Event] = []
     if fast_due:
         excess = _over_ceiling(arena)
         if excess is not None:
             return excess
-        for event in _events(arena):
-            plan = _source(arena, event.member, log, threshold_z=event.threshold_z)
+        for event in _events(arena, log):
+            plan = source(arena, event.member, log, event.terms)
             if plan is not None:
                 return _verdict(arena, plan, event.rule, event.why, event.member, log)
-            unserved.append(event)
+            if event.rule != Rule.LEVEL_LOAD:
+                unserved.append(event)
     urgent_clamps = tuple(log.clamps[kind] for kind in sorted(log.clamps))
     if fast_due or slow_due:
-        gift = _idle_gift(arena, log, any_z=slow_due)
+        gift = _idle_gift(arena, log, anyone=slow_due)
         if gift is not None:
             return gift
     if slow_due:
@@ -102,40 +81,69 @@ def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
         None,
         Rule.HOLD,
         holding,
-        candidates=log.all(),
+        candidates=log.candidates,
         clamps=urgent_clamps,
         holding=holding,
         unserved=tuple(f"{event.rule} {event.member.key}" for event in unserved),
     )
 
 
-def _order(member: MemberState) -> tuple[float, int, MemberKey]:
-    """Lowest Z first; a Z that cannot be told ranks as healthy; then priority, then name."""
-    z = HEALTHY_Z if member.share.z is None else member.share.z
-    return (z, -member.priority, member.key)
-
-
-def _events(arena: Arena) -> Iterator[_Event]:
-    """Who must be rescued, most urgent first."""
-    ordered = sorted(arena.members, key=_order)
+def _events(arena: Arena, log: Log) -> Iterator[_Event]:
+    """Who must gain now, most urgent first."""
+    ordered = sorted(arena.members, key=order)
     for member in ordered:
         if member.guard.hard and member.share.demand:
             # A breach says that Z is too kind: a donor that stays healthy may give, even to a Z above its own.
-            z = HEALTHY_Z if member.share.z is None else min(member.share.z, HEALTHY_Z)
-            yield _Event(member, Rule.RESCUE_HARD_GUARD, member.guard.hard, z)
+            yield _Event(member, Rule.RESCUE_HARD_GUARD, member.guard.hard, _terms(arena, member))
     for member in ordered:
         awake = arena.awake_count(member.key)
         if awake < member.floor:
-            yield _Event(member, Rule.FLOOR_REPAIR, f"{awake} awake, the floor is {member.floor}", 0.0)
+            why = f"{awake} awake, the floor is {member.floor}"
+            yield _Event(member, Rule.FLOOR_REPAIR, why, Terms(member.key, 0.0))
+    if arena.rules.allocation == "load":
+        for member, why, terms in below_target(arena):
+            yield _Event(member, Rule.LEVEL_LOAD, why, terms)
     for member in ordered:
-        share = member.share
-        if share.fit and share.demand and share.region == Region.CRITICAL and share.z is not None:
-            why = share.detail or f"Z = {share.z:.2f} is critical"
-            yield _Event(member, Rule.RESCUE_CRITICAL, why, min(share.z, HEALTHY_Z))
-        elif _lost_and_missed(arena, member):
-            lost = arena.lost_count(member.key)
-            z = HEALTHY_Z if share.z is None else min(share.z, HEALTHY_Z)
-            yield _Event(member, Rule.RESCUE_LOST_CAPACITY, f"lost {lost} of its awake replicas", z)
+        event = _urgent(arena, member, log)
+        if event is not None:
+            yield event
+
+
+def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
+    """A member that its Z, its lost replicas or its load make a receiver."""
+    share = member.share
+    critical = share.fit and share.demand and share.region == Region.CRITICAL and share.z is not None
+    if critical and share.z and _settles(arena, member):
+        reason = f"moved {member.moved_ago_s:.0f} s ago: its Z has not seen it"
+        log.left(member, "", reason, None, arena.awake_count(member.key))
+        critical = False
+    if critical:
+        why = share.detail or f"Z = {share.z:.2f} is critical"
+        return _Event(member, Rule.RESCUE_CRITICAL, why, _terms(arena, member))
+    if _lost_and_missed(arena, member):
+        why = f"lost {arena.lost_count(member.key)} of its awake replicas"
+        return _Event(member, Rule.RESCUE_LOST_CAPACITY, why, _terms(arena, member))
+    rho = member.load.rho if member.load is not None else None
+    if rho is not None and share.fit and rho > arena.rules.load.rescue_above:
+        why = f"ρ = {rho:.2f}: more work comes than its replicas can do"
+        return _Event(member, Rule.RESCUE_LOAD, why, _terms(arena, member))
+    return None
+
+
+def _settles(arena: Arena, member: MemberState) -> bool:
+    return member.moved_ago_s is not None and member.moved_ago_s < arena.rules.settle_s
+
+
+def _terms(arena: Arena, member: MemberState) -> Terms:
+    """A donor stays better off than the receiver is: by Z while that is below 1, above 1 otherwise; by ρ too."""
+    z = member.share.z
+    threshold = None if z is None or z >= HEALTHY_Z else member.weighted_z
+    return Terms(member.key, threshold, _rho_limit(arena, member))
+
+
+def _rho_limit(arena: Arena, member: MemberState) -> float | None:
+    rho, rule = member.weighted_rho, arena.rules.load
+    return None if rho is None else max(rule.donor_below, rho - rule.margin)
 
 
 def _lost_and_missed(arena: Arena, member: MemberState) -> bool:
@@ -147,85 +155,47 @@ def _lost_and_missed(arena: Arena, member: MemberState) -> bool:
     return member.share.demand and (member.share.z is None or member.share.z < HEALTHY_Z)
 
 
-def _source(arena: Arena, receiver: MemberState, log: _Log, *, threshold_z: float) -> Plan | None:
-    """Idle GPUs, then own held replicas, then a donor's release."""
-    awake = arena.awake_count(receiver.key)
-    if awake >= receiver.ceiling:
-        log.left(receiver, "", f"is at its ceiling of {receiver.ceiling}", ClampKind.MAX_REPLICAS, awake)
-        return None
-    without_donor = arena.idle_plan(receiver) or arena.held_plan(receiver)
-    if without_donor is not None:
-        return without_donor
-    log.left(receiver, "", arena.why_no_idle(receiver), None, awake)
-    return _donor_plan(arena, receiver, log, threshold_z=threshold_z)
-
-
-def _donor_plan(arena: Arena, receiver: MemberState, log: _Log, *, threshold_z: float) -> Plan | None:
-    """The gentlest release that makes room.
-
-    That is: no server has to start up first, surplus donors, no GPU freed in vain, highest predicted Z, least loaded.
-    """
-    fit: list[tuple[tuple[int, bool, int, float, int, str], Plan]] = []
-    obstructed: list[Plan] = []
-    awake = arena.awake_count(receiver.key)
-    for plan in arena.donor_plans(receiver):
-        if plan.obstacle:
-            obstructed.append(plan)
-            continue
-        refusal: tuple[str, str, ClampKind | None] | None = None
-        lowest = float("inf")
-        for key, released in plan.released_by_member:
-            reason, kind, predicted = arena.check_donor(key, released, threshold_z)
-            if reason:
-                refusal = (str(key), reason, kind)
-                break
-            lowest = min(lowest, predicted)
-        if refusal is not None:
-            log.left(receiver, *refusal, awake)
-            continue
-        surplus = all(arena.member(key).share.region == Region.SURPLUS for key, _ in plan.released_by_member)
-        rank = (plan.cold_starts, not surplus, plan.spare_gpus, -lowest, plan.in_flight, plan.wakes[0].replica)
-        fit.append((rank, plan))
-    fit.sort(key=lambda item: item[0])
-    for _, plan in fit[1:]:
-        if plan.donor_words != fit[0][1].donor_words:
-            log.left(receiver, plan.donor_words, plan.remark or "another donor is the gentler one", None, awake)
-    for plan in obstructed:
-        log.left(receiver, plan.donor_words, plan.obstacle, None, awake)
-    return arena.filled(fit[0][1], receiver) if fit else None
-
-
-def _idle_gift(arena: Arena, log: _Log, *, any_z: bool) -> Verdict | None:
-    for member in sorted(arena.members, key=_order):
+def _idle_gift(arena: Arena, log: Log, *, anyone: bool) -> Verdict | None:
+    """Idle GPUs for the most pressed member with demand; unless for `anyone`, one with Z below 1."""
+    for member in sorted(arena.members, key=order):
         z = member.share.z
-        if not member.share.demand or not member.share.fit or z is None or (z >= HEALTHY_Z and not any_z):
+        if not member.share.demand or not member.share.fit or z is None or (z >= HEALTHY_Z and not anyone):
             continue
-        if arena.awake_count(member.key) >= member.ceiling:
+        if member.shut or arena.awake_count(member.key) >= member.ceiling:
             continue
         plan = arena.idle_plan(member)
         if plan is not None:
-            return _verdict(
-                arena, plan, Rule.IDLE_GPU, f"idle GPUs, and the lowest Z with demand ({z:.2f})", member, log
-            )
+            why = f"idle GPUs, and it is the most pressed with demand (Z = {z:.2f})"
+            return _verdict(arena, plan, Rule.IDLE_GPU, why, member, log)
     return None
 
 
-def _rebalance(arena: Arena, log: _Log) -> Verdict | None:
-    for member in sorted(arena.members, key=_order):
+def _rebalance(arena: Arena, log: Log) -> Verdict | None:
+    """A receiver below 1 from a donor that stays above; in an overload, by the pool's rule, from one better off."""
+    level = arena.rules.overload == "level" and _overloaded(arena)
+    for member in sorted(arena.members, key=order):
         share = member.share
-        if not share.demand or not share.fit or share.z is None or share.z >= HEALTHY_Z:
+        if not share.demand or not share.fit or share.z is None or share.z >= HEALTHY_Z or _settles(arena, member):
             continue
-        plan = _source(arena, member, log, threshold_z=HEALTHY_Z)
+        threshold = member.weighted_z if level else None
+        plan = source(arena, member, log, Terms(member.key, threshold, _rho_limit(arena, member)))
         if plan is not None:
-            return _verdict(arena, plan, Rule.REBALANCE, f"Z = {share.z:.2f} is below 1", member, log)
+            why = f"Z = {share.z:.2f} is below 1" + (", as is everyone's" if level else "")
+            return _verdict(arena, plan, Rule.REBALANCE, why, member, log)
     return None
+
+
+def _overloaded(arena: Arena) -> bool:
+    """Every member that is asked for anything has less than it needs."""
+    known = [item.share.z for item in arena.members if item.share.demand and item.share.z is not None]
+    return bool(known) and all(z < HEALTHY_Z for z in known)
 
 
 def _over_ceiling(arena: Arena) -> Verdict | None:
     """A ceiling that was lowered: the least loaded replica goes, one a tick."""
     for member in sorted(arena.members, key=lambda item: item.key):
         awake = arena.awake_count(member.key)
-        if awake > member.ceiling:
+        if awake > member.ceiling and not member.shut:
             victim = arena.least_loaded(member.key)
             transition = Transition(releases=(arena.change(victim),), wakes=())
             reason = f"{member.key} has {awake} awake and may have {member.ceiling}"
@@ -233,17 +203,19 @@ def _over_ceiling(arena: Arena) -> Verdict | None:
     return None
 
 
-def _verdict(arena: Arena, plan: Plan, rule: Rule, why: str, receiver: MemberState, log: _Log) -> Verdict:
-    log.taken(receiver, plan)
+def _verdict(arena: Arena, plan: Plan, rule: Rule, why: str, receiver: MemberState, log: Log) -> Verdict:
+    log.taken(receiver.key, plan.donor_words, plan.words)
+    for key in sorted({item.member for item in plan.wakes} - {receiver.key}):
+        log.taken(key, plan.donor_words, "it uses what the release frees beside")
     transition = Transition(
         releases=tuple(arena.change(item) for item in plan.releases),
         wakes=tuple(arena.change(item) for item in plan.wakes),
     )
     wakes = _names(transition.wakes)
-    source = f"releases {_names(transition.releases)}" if transition.releases else plan.words
+    made = f"releases {_names(transition.releases)}" if transition.releases else plan.words
     remark = f"; {plan.remark}" if plan.remark else ""
-    reason = f"{receiver.key}: {why}; wakes {wakes}, {source}{remark}"
-    return Verdict(transition, rule, reason, receiver=receiver.key, candidates=log.all())
+    reason = f"{receiver.key}: {why}; wakes {wakes}, {made}{remark}"
+    return Verdict(transition, rule, reason, receiver=receiver.key, candidates=log.candidates)
 
 
 def _names(changes: tuple[ReplicaChange, ...]) -> str:

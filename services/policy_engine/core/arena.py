@@ -13,9 +13,12 @@ from functools import cached_property
 
 from policy_engine.core.draft import ReplicaChange
 from policy_engine.core.guards import GuardState
+from policy_engine.core.load import Load
 from policy_engine.core.overlay import Gpu, OverlayReplica
-from policy_engine.core.tss import Share, predicted_z
-from policy_engine.core.vocabulary import ClampKind, MemberKey
+from policy_engine.core.predict import POWER, USUAL_SPARE
+from policy_engine.core.tss import Share
+from policy_engine.core.vocabulary import MemberKey
+from trimtab.config.poolrules import PoolRules
 from trimtab.words import LifeCycle
 
 # On these a replica's GPUs may be given to another: it holds at most what a sleeper keeps.
@@ -23,6 +26,7 @@ OFF_GPU = frozenset({LifeCycle.SLEEPING, LifeCycle.FAILED})
 SERVING = frozenset({LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING})
 LOST = frozenset({LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.STARTING, LifeCycle.TERMINATING})
 UNKNOWN_LOAD = 1_000_000
+DEFAULT_RULES = PoolRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,12 @@ class ReplicaFacts:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """One member at this tick. `received_ago_s` is None when it never received capacity."""
+    """One member at this tick. `received_ago_s` is None when it never received capacity.
+
+    `load` is None where it cannot be told. `moved_ago_s`: since the end of its last gain or release. `weight` is its
+    priority's: above 1 it looks worse served than it is. `exponent` and `lost_at_capacity` are for predictions.
+    `shut` says why it may neither gain nor give now; empty when it may.
+    """
 
     key: MemberKey
     floor: int
@@ -46,6 +55,26 @@ class MemberState:
     share: Share
     guard: GuardState
     received_ago_s: float | None = None
+    load: Load | None = None
+    moved_ago_s: float | None = None
+    weight: float = 1.0
+    exponent: float = POWER
+    lost_at_capacity: float = 1.0 - 1.0 / USUAL_SPARE
+    shut: str = ""
+
+    @property
+    def weighted_z(self) -> float | None:
+        """Z as members are compared by it."""
+        return None if self.share.z is None else self.share.z / self.weight
+
+    @property
+    def weighted_rho(self) -> float | None:
+        """ρ as members are compared by it; infinite for work without a routable replica."""
+        if self.load is None:
+            return None
+        if self.load.rho is None:
+            return float("inf") if self.load.work > 0 else 0.0
+        return self.load.rho * self.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +118,7 @@ class Arena:
     replicas: tuple[ReplicaFacts, ...]
     residence_s: float
     barred: frozenset[str] = frozenset()
+    rules: PoolRules = DEFAULT_RULES
 
     @cached_property
     def _by_name(self) -> dict[str, OverlayReplica]:
@@ -224,53 +254,48 @@ class Arena:
         intruder = self._intruder(item)
         return "" if intruder is None else self._intrusion(intruder)
 
-    def filled(self, plan: Plan, receiver: MemberState) -> Plan:
-        """Wake further replicas of the receiver on GPUs that the releases free beyond its first wake."""
-        if plan.spare_gpus == 0:
-            return plan
-        room = receiver.ceiling - self.awake_count(receiver.key) - len(plan.wakes)
-        released = {item.replica for item in plan.releases}
-        taken = {gpu for item in plan.wakes for gpu in item.gpus}
-        wakes = list(plan.wakes)
-        for item in self._wakeable(receiver.key, frozenset({LifeCycle.SLEEPING})):
-            if room <= 0:
-                break
-            others = {blocker.replica for blocker in self._blockers(item)}
-            in_the_way = self._intruder(item) is not None or self._ahead(item, frozenset(released))
-            if taken.isdisjoint(item.gpus) and others and others <= released and not in_the_way:
-                wakes.append(item)
-                taken.update(item.gpus)
-                room -= 1
-        used = sum(len(item.gpu_indices) for item in wakes[1:])
-        return replace(plan, wakes=tuple(wakes), spare_gpus=plan.spare_gpus - used)
+    def fillers(self, plan: Plan) -> Iterator[OverlayReplica]:
+        """Sleepers, of any member, for GPUs that the plan's releases free and its wakes leave unused.
 
-    def check_donor(self, key: MemberKey, released: int, threshold_z: float) -> tuple[str, ClampKind | None, float]:
-        """Why `key` may not give `released` replicas (empty when it may), the clamp, and its predicted Z."""
-        member = self._members.get(key)
-        if member is None:
-            return "is no member any more", None, 0.0
-        awake, routable = self.awake_count(key), self.routable_count(key)
-        if min(awake, routable) - released < member.floor:
-            return (
-                f"{min(awake, routable)} − {released} is below its floor of {member.floor}",
-                ClampKind.MIN_REPLICAS,
-                0.0,
-            )
-        if not member.share.fit_for_release:
-            detail = member.share.detail or "partial"
-            return f"its signal is not fit for a release: {detail}", ClampKind.SIGNAL_QUALITY, 0.0
-        if member.guard.soft:
-            return member.guard.soft, ClampKind.LATENCY_BRAKE, 0.0
-        if member.received_ago_s is not None and member.received_ago_s < self.residence_s:
-            return f"received capacity {member.received_ago_s:.0f} s ago", ClampKind.SCALE_IN_COOLING, 0.0
-        if member.share.idle:
-            return "", None, float("inf")
-        if member.share.z is None:
-            return "its Z cannot be told", ClampKind.SIGNAL_QUALITY, 0.0
-        predicted = predicted_z(member.share.z, replicas=routable, released=released)
-        if predicted <= threshold_z:
-            return f"its Z would fall to {predicted:.2f}, not above {threshold_z:.2f}", None, predicted
-        return "", None, predicted
+        One may use GPUs beside those that nobody uses now.
+        """
+        released = frozenset(item.replica for item in plan.releases)
+        taken = {gpu for item in plan.wakes for gpu in item.gpus}
+        freed = {gpu for item in plan.releases for gpu in item.gpus} - taken
+        moved = released.union(item.replica for item in plan.wakes)
+        seen: set[str] = set()
+        for gpu in sorted(freed):
+            for item in self._sleepers_on.get(gpu, ()):
+                if item.replica in seen or item.replica in moved or not taken.isdisjoint(item.gpus):
+                    continue
+                seen.add(item.replica)
+                others = {blocker.replica for blocker in self._blockers(item)}
+                if others <= released and self._intruder(item) is None and not self._ahead(item, released):
+                    yield item
+
+    def with_wake(self, plan: Plan, item: OverlayReplica) -> Plan:
+        """The plan with one more wake on GPUs that its releases free."""
+        freed = {gpu for release in plan.releases for gpu in release.gpus}
+        used = sum(1 for gpu in item.gpus if gpu in freed)
+        return replace(plan, wakes=(*plan.wakes, item), spare_gpus=plan.spare_gpus - used)
+
+    @cached_property
+    def _sleepers_on(self) -> dict[Gpu, list[OverlayReplica]]:
+        left_out = self.barred.union(self.awake)
+        found: dict[Gpu, list[OverlayReplica]] = {}
+        for item in self.overlay:
+            if item.replica not in left_out and self._life_cycle(item) == LifeCycle.SLEEPING:
+                for gpu in item.gpus:
+                    found.setdefault(gpu, []).append(item)
+        return found
+
+    def find_member(self, key: MemberKey) -> MemberState | None:
+        """The member of that key; None for one whose policy is gone."""
+        return self._members.get(key)
+
+    def stages_beside(self, key: MemberKey) -> tuple[MemberState, ...]:
+        """The other stages of the member's service that live in this pool."""
+        return tuple(item for item in self.members if item.key.service == key.service and item.key != key)
 
     def _wakeable(self, key: MemberKey, life_cycles: frozenset[LifeCycle]) -> Iterable[OverlayReplica]:
         left_out = self.barred.union(self.awake)

@@ -109,7 +109,7 @@ def _members(pool: Pool, others: Sequence[Pool], policies: Mapping[str, ServiceP
         if policy.spec.proportional is not None:
             description = f"{member.service} is scaled by its ServicePolicy: a role is scaled or pooled, never both"
             found.append(FieldViolation(field=f"{field}.service", description=description))
-        elif policy.spec.token_service_share is None:
+        elif policy.spec.share_profile(member.role) is None:
             description = f"the ServicePolicy {member.service} has no tokenServiceShare"
             found.append(FieldViolation(field=f"{field}.service", description=description))
         home = homes.get(member_key(member))

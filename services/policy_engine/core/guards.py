@@ -1,13 +1,14 @@
-"""Local guards (TRE, section IV): latencies and KV usage that veto a donor (soft) or start a rescue (hard).
+"""Local guards (TRE, section IV): limits that veto a donor (soft) or start a rescue (hard).
 
-They never rank services, and Z ignores them.
+Latencies, KV usage, preemptions, the growth of the queue, and the health of the member's own replicas. They never rank
+services, and Z ignores them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import RoleSignals, Signal
+from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal, missing, ok
 from trimtab.config.specs import GuardLimit, Guards
 
 
@@ -19,7 +20,47 @@ class GuardState:
     hard: str = ""
 
 
-def check_guards(guards: Guards | None, view: RoleSignals) -> GuardState:
+@dataclass(frozen=True, slots=True)
+class QueueMemory:
+    """The queue of the last window, and how it grew up to then (requests per second; None before two windows)."""
+
+    queued: float | None = None
+    window_end_s: float | None = None
+    growth_rps: float | None = None
+
+    @property
+    def growth(self) -> Signal:
+        """The growth as a signal; a queue that shrinks does not grow."""
+        return NEVER_READ if self.growth_rps is None else ok(max(0.0, self.growth_rps))
+
+
+def remember_queue(memory: QueueMemory, view: RoleSignals, front: FrontDoor, *, routable: int) -> QueueMemory:
+    """The memory after this window. A queue that cannot be read says nothing of its growth."""
+    if routable > 0 and not view.waiting.usable:
+        return QueueMemory()
+    end_s = view.window_end_s if routable > 0 else front.window_end_s
+    if end_s is None:
+        return QueueMemory()
+    if end_s == memory.window_end_s:
+        return memory
+    queued = front.held.number(0.0) + (view.waiting.number(0.0) if routable > 0 else 0.0)
+    if memory.queued is None or memory.window_end_s is None or end_s < memory.window_end_s:
+        return QueueMemory(queued, end_s)
+    return QueueMemory(queued, end_s, (queued - memory.queued) / (end_s - memory.window_end_s))
+
+
+def lost_ratio(*, awake: int, lost: int) -> Signal:
+    """The share of a member's awake replicas that do not serve."""
+    return ok(lost / awake) if awake > 0 else missing("none is awake")
+
+
+def check_guards(
+    guards: Guards | None,
+    view: RoleSignals,
+    *,
+    queue_growth: Signal = NEVER_READ,
+    lost: Signal = NEVER_READ,
+) -> GuardState:
     """A signal that cannot be used passes no limit: whether it may make a donor is for its quality to say."""
     if guards is None:
         return GuardState()
@@ -27,6 +68,10 @@ def check_guards(guards: Guards | None, view: RoleSignals) -> GuardState:
         ("TTFT p95", guards.ttft_p95_s, view.ttft_p95_s, " s"),
         ("TPOT p95", guards.tpot_p95_s, view.tpot_p95_s, " s"),
         ("KV usage", guards.kv_usage_ratio, view.kv_usage_ratio, ""),
+        ("E2E p95", guards.e2e_p95_s, view.e2e_p95_s, " s"),
+        ("preemptions", guards.preemption_rps, view.preemption_rps, "/s"),
+        ("queue growth", guards.queue_growth_rps, queue_growth, "/s"),
+        ("share of replicas lost", guards.lost_ratio, lost, ""),
     )
     soft = hard = ""
     for name, limit, signal, unit in checks:

@@ -5,7 +5,7 @@ The awake set is absolute. It changes by one bounded transition at a time; while
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from policy_engine.core.arbiter import Verdict, arbitrate
 from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
@@ -14,21 +14,20 @@ from policy_engine.core.draft import (
     CountChange,
     Draft,
     HoldNotes,
-    NamedSignal,
     Transition,
     note_clamps,
 )
-from policy_engine.core.guards import GuardState, check_guards
-from policy_engine.core.overlay import OverlayReplica, Resident, adopt_awake, first_awake, make_overlay, member_key
-from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
-from policy_engine.core.tss import Share, ShareState, share_of
+from policy_engine.core.members import MemberMemory, Picture, look_at_members, note_move
+from policy_engine.core.overlay import Gpu, OverlayReplica, Resident, adopt_awake, first_awake, make_overlay, member_key
+from policy_engine.core.reports import MemberReport, count_changes, pool_inputs
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.config.specs import PoolMember
-from trimtab.words import Role
 
 RETRY_FIRST_S = 10.0
 RETRY_MAX_S = 300.0
+# A large pool may have one transition under way per so many GPUs.
+GPUS_PER_TRANSITION = 32
 # A loop is due a little early rather than a whole tick late.
 DUE_SLACK_S = 0.05
 
@@ -43,17 +42,23 @@ class Barred:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberMemory:
-    """What is kept of one member from tick to tick."""
+class UnderWay:
+    """A transition that the actuator works on: its operation, the rule behind it, and what it moves."""
 
-    key: MemberKey
-    share: ShareState = field(default_factory=ShareState)
-    received_at_s: float | None = None
+    operation: str
+    rule: Rule | None
+    receivers: tuple[MemberKey, ...]
+    donors: tuple[MemberKey, ...]
+    replicas: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What a pool's next tick rests on beside its signals; kept in the store."""
+    """What a pool's next tick rests on beside its signals; kept in the store.
+
+    `round` are the services that moved in a loop's round which may take further transitions, `round_slow` whether the
+    slow loop is part of it.
+    """
 
     members: tuple[MemberMemory, ...] = ()
     barred: tuple[Barred, ...] = ()
@@ -62,6 +67,8 @@ class PoolState:
     notes: HoldNotes = ()
     # Urgent events that a record tells of already as not served, with the time each was last seen.
     unserved: tuple[tuple[str, float], ...] = ()
+    round: tuple[str, ...] = ()
+    round_slow: bool = False
 
     def memory(self, key: MemberKey) -> MemberMemory:
         """What is known of `key`, or a blank."""
@@ -72,7 +79,8 @@ class PoolState:
 class PoolInput:
     """One tick's input, whole. `views` and `fronts` hold what was observed; an absent one was never observed.
 
-    `unreachable` and `under_way` say why nothing may be decided: an actuator that does not answer, a transition.
+    `unreachable`, `budget_unknown` and `under_way` say why nothing may be decided: an actuator that does not answer,
+    GPUs that cannot be read, a transition. With `operations` in place of `under_way` a large pool may have several.
     """
 
     now_s: float
@@ -91,24 +99,15 @@ class PoolInput:
     under_way_receivers: tuple[MemberKey, ...] = ()
     # Replicas that the actuator is repairing.
     busy: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MemberReport:
-    """A member's standing at this tick, for status and metrics."""
-
-    key: MemberKey
-    share: Share
-    guard: GuardState
-    awake: int
-    routable: int
+    operations: tuple[UnderWay, ...] = ()
+    budget_unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolResult:
     """The next state and awake set, every member's standing, the decision worth a record, why the pool holds.
 
-    `preempt` says why the transition under way should be cancelled; empty when it should go on.
+    `preempt` says why the transition `preempt_operation` should be cancelled; empty when all should go on.
     """
 
     state: PoolState
@@ -117,117 +116,130 @@ class PoolResult:
     draft: Draft | None
     holding: str = ""
     preempt: str = ""
+    preempt_operation: str = ""
 
 
 def decide_pool(given: PoolInput) -> PoolResult:
     """One tick of one pool."""
-    members, memories = _members(given)
-    arena = Arena(
+    operations = _operations(given)
+    moving = {key for item in operations for key in (*item.receivers, *item.donors)}
+    members, memories = look_at_members(
+        Picture(given.now_s, given.pool, given.policies, given.overlay, given.awake, given.replicas),
+        dict(given.views),
+        dict(given.fronts),
+        {entry.key: entry for entry in given.state.members},
+        moving,
+    )
+    state = replace(given.state, members=memories)
+    arena = _arena(given, members, operations)
+    reports = tuple(
+        MemberReport(
+            item.key, item.share, item.guard, arena.awake_count(item.key), arena.routable_count(item.key), item.load
+        )
+        for item in members
+    )
+    if given.pool.metadata.paused or given.unreachable or given.budget_unknown:
+        return _held(given, state, reports)
+    limit = _limit(given.pool)
+    if len(operations) >= limit or any(not item.replicas for item in operations):
+        holding = f"operation {', '.join(item.operation for item in operations)} is under way"
+        operation, why = _preempts(operations, members)
+        return PoolResult(state, given.awake, reports, None, holding, why, operation)
+    state, fast_due, slow_due = _loops(given, state)
+    closed = {key.service for key in moving}.union(state.round)
+    arena = replace(arena, members=tuple(_shut(item, closed) for item in members))
+    verdict = arbitrate(arena, fast_due=fast_due, slow_due=slow_due)
+    state = _continued(given, state, verdict, more=len(operations) + 1 < limit, slow_due=slow_due)
+    return _apply(given, state, members, reports, verdict)
+
+
+def _operations(given: PoolInput) -> tuple[UnderWay, ...]:
+    if given.operations or not given.under_way:
+        return given.operations
+    # Told as one that bars everything: what it moves is not known.
+    return (UnderWay(given.under_way, given.under_way_rule, given.under_way_receivers, (), ()),)
+
+
+def _arena(given: PoolInput, members: tuple[MemberState, ...], operations: tuple[UnderWay, ...]) -> Arena:
+    """The picture to arbitrate on; whatever shares a GPU with a transition under way is barred, with its reasons."""
+    moved = {name for item in operations for name in item.replicas}
+    gpus: set[Gpu] = {gpu for item in given.overlay if item.replica in moved for gpu in item.gpus}
+    beside = (item.replica for item in given.overlay if not gpus.isdisjoint(item.gpus))
+    failed = (item.replica for item in given.state.barred if item.until_s > given.now_s)
+    return Arena(
         overlay=given.overlay,
         awake=given.awake,
         members=members,
         replicas=given.replicas,
         residence_s=given.pool.spec.residence_s,
-        barred=frozenset(item.replica for item in given.state.barred if item.until_s > given.now_s).union(given.busy),
+        barred=frozenset(failed).union(given.busy, beside),
+        rules=given.pool.spec.rules,
     )
-    reports = tuple(
-        MemberReport(item.key, item.share, item.guard, arena.awake_count(item.key), arena.routable_count(item.key))
-        for item in members
-    )
-    state = replace(given.state, members=memories)
-    if given.pool.metadata.paused or given.unreachable:
-        return _held(given, state, reports)
-    if given.under_way:
-        holding = f"operation {given.under_way} is under way"
-        return PoolResult(state, given.awake, reports, None, holding, _preempts(given, members))
+
+
+def _limit(pool: Pool) -> int:
+    """How many transitions may be under way at a time."""
+    return pool.spec.rules.max_transitions or max(1, pool.spec.budget_gpus // GPUS_PER_TRANSITION)
+
+
+def _shut(member: MemberState, services: set[str]) -> MemberState:
+    if member.key.service not in services:
+        return member
+    return replace(member, shut=f"{member.key.service} moves already")
+
+
+def _loops(given: PoolInput, state: PoolState) -> tuple[PoolState, bool, bool]:
+    """Which loops are due: by their intervals, or since their last round has transitions left."""
     fast_due = _due(given.now_s, given.state.fast_at_s, given.pool.spec.rescue_interval_s)
     slow_due = _due(given.now_s, given.state.slow_at_s, given.pool.spec.rebalance_interval_s)
+    if not (fast_due or slow_due):
+        return state, bool(state.round), bool(state.round) and state.round_slow
     state = replace(
         state,
         fast_at_s=given.now_s if fast_due else state.fast_at_s,
         slow_at_s=given.now_s if slow_due else state.slow_at_s,
+        round=(),
+        round_slow=False,
     )
-    verdict = arbitrate(arena, fast_due=fast_due, slow_due=slow_due)
-    return _apply(given, arena, state, reports, verdict)
+    return state, fast_due, slow_due
 
 
-def _preempts(given: PoolInput, members: tuple[MemberState, ...]) -> str:
-    """A rebalance gives way to a hard-guard breach of somebody else's; nothing else interrupts a transition."""
-    if given.under_way_rule != Rule.REBALANCE:
-        return ""
+def _continued(given: PoolInput, state: PoolState, verdict: Verdict, *, more: bool, slow_due: bool) -> PoolState:
+    """The round stays open for services that have not moved in it, while more transitions may be under way."""
+    if verdict.transition is None:
+        return replace(state, round=(), round_slow=False)
+    changes = (*verdict.transition.releases, *verdict.transition.wakes)
+    moved = tuple(sorted({*state.round, *(change.service for change in changes)}))
+    if not more or len(moved) >= len({entry.service for entry in given.pool.spec.members}):
+        return replace(state, round=(), round_slow=False)
+    return replace(state, round=moved, round_slow=slow_due)
+
+
+def _preempts(operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]) -> tuple[str, str]:
+    """The rebalance that gives way to a hard-guard breach of somebody else's, and why; nothing else is interrupted."""
+    receivers = {key for item in operations for key in item.receivers}
     for member in members:
-        if member.guard.hard and member.share.demand and member.key not in given.under_way_receivers:
-            return f"{member.key}: {member.guard.hard}"
-    return ""
+        if not member.guard.hard or not member.share.demand or member.key in receivers:
+            continue
+        for item in operations:
+            if item.rule == Rule.REBALANCE:
+                return item.operation, f"{member.key}: {member.guard.hard}"
+    return "", ""
 
 
 def _due(now_s: float, last_s: float | None, interval_s: float) -> bool:
     return last_s is None or now_s < last_s or now_s - last_s >= interval_s - DUE_SLACK_S
 
 
-def _members(given: PoolInput) -> tuple[tuple[MemberState, ...], tuple[MemberMemory, ...]]:
-    policies = {policy.name: policy for policy in given.policies}
-    views, fronts = dict(given.views), dict(given.fronts)
-    routable = _routable(given)
-    members: list[MemberState] = []
-    memories: list[MemberMemory] = []
-    for entry in given.pool.spec.members:
-        key = member_key(entry)
-        policy = policies.get(entry.service)
-        role = policy.spec.role(entry.role) if policy is not None else None
-        profile = policy.spec.token_service_share if policy is not None else None
-        memory = given.state.memory(key)
-        if policy is None or role is None or profile is None:
-            # Without its policy a member can neither gain nor give; it keeps what it has.
-            memories.append(memory)
-            continue
-        staleness_s = policy.spec.staleness_s
-        view = fresh_role(views.get(key, RoleSignals(role=entry.role)), now_s=given.now_s, staleness_s=staleness_s)
-        front = fresh_front_door(fronts.get(entry.service, FrontDoor()), now_s=given.now_s, staleness_s=staleness_s)
-        if not _takes_held(given.pool, entry, routable):
-            front = replace(front, held=replace(front.held, value=0.0 if front.held.value is not None else None))
-        share, share_state = share_of(profile, view, front, routable=routable.get(key, 0), previous=memory.share)
-        received = memory.received_at_s
-        members.append(
-            MemberState(
-                key=key,
-                floor=role.min_replicas,
-                ceiling=role.max_replicas,
-                priority=policy.spec.priority,
-                share=share,
-                guard=check_guards(policy.spec.guards, view),
-                received_ago_s=None if received is None else max(0.0, given.now_s - received),
-            )
-        )
-        memories.append(MemberMemory(key, share_state, received))
-    return tuple(members), tuple(memories)
-
-
-def _routable(given: PoolInput) -> dict[MemberKey, int]:
-    names = {item.replica for item in given.replicas if item.routable}
-    counts: dict[MemberKey, int] = {}
-    for item in given.overlay:
-        if item.replica in names:
-            counts[item.member] = counts.get(item.member, 0) + 1
-    return counts
-
-
-def _takes_held(pool: Pool, entry: PoolMember, routable: dict[MemberKey, int]) -> bool:
-    """Held requests wait for a stage without a routable replica; else for prefill, which every request meets first."""
-    stages = [member for member in pool.spec.members if member.service == entry.service]
-    if len(stages) == 1:
-        return True
-    empty = [stage for stage in stages if routable.get(member_key(stage), 0) == 0]
-    if empty:
-        return entry in empty
-    return entry.role == Role.PREFILL
-
-
 def _held(given: PoolInput, state: PoolState, reports: tuple[MemberReport, ...]) -> PoolResult:
-    paused = given.pool.metadata.paused
-    detail = "paused by an operator" if paused else given.unreachable
+    if given.pool.metadata.paused:
+        kind, detail = ClampKind.PAUSED, "paused by an operator"
+    elif given.unreachable:
+        kind, detail = ClampKind.UNREACHABLE, given.unreachable
+    else:
+        kind, detail = ClampKind.BUDGET_UNKNOWN, f"BudgetUnknown: {given.budget_unknown}"
     count = float(len(given.awake))
-    clamp = Clamp(ClampKind.PAUSED if paused else ClampKind.UNREACHABLE, count, count, detail)
+    clamp = Clamp(kind, count, count, detail)
     notes, new = note_clamps(state.notes, (clamp,), given.now_s)
     draft = None
     if new:
@@ -236,7 +248,11 @@ def _held(given: PoolInput, state: PoolState, reports: tuple[MemberReport, ...])
 
 
 def _apply(
-    given: PoolInput, arena: Arena, state: PoolState, reports: tuple[MemberReport, ...], verdict: Verdict
+    given: PoolInput,
+    state: PoolState,
+    members: tuple[MemberState, ...],
+    reports: tuple[MemberReport, ...],
+    verdict: Verdict,
 ) -> PoolResult:
     notes, new_clamps = note_clamps(state.notes, verdict.clamps, given.now_s)
     state = replace(state, notes=notes)
@@ -249,28 +265,23 @@ def _apply(
                 given.pool.name,
                 Rule.HOLD,
                 verdict.holding,
-                inputs=pool_inputs(given, reports),
+                inputs=pool_inputs(dict(given.views), dict(given.fronts), reports),
                 clamps=verdict.clamps,
                 candidates=verdict.candidates,
             )
         return PoolResult(state, given.awake, reports, draft, verdict.holding)
     transition = verdict.transition
     awake = after(given.awake, transition)
-    receivers = {MemberKey(change.service, change.role) for change in transition.wakes}
-    state = replace(
-        state,
-        members=tuple(
-            replace(item, received_at_s=given.now_s) if item.key in receivers else item for item in state.members
-        ),
-    )
+    routable = {item.key: item.routable for item in reports}
+    state = replace(state, members=note_move(state.members, members, routable, transition, given.now_s))
     draft = Draft(
         DecisionKind.TRANSITION,
         given.pool.name,
         verdict.rule,
         verdict.reason,
-        inputs=pool_inputs(given, reports),
+        inputs=pool_inputs(dict(given.views), dict(given.fronts), reports),
         clamps=verdict.clamps,
-        counts=_counts(reports, transition),
+        counts=count_changes(reports, transition),
         transition=transition,
         candidates=verdict.candidates,
     )
@@ -290,37 +301,6 @@ def after(awake: tuple[str, ...], transition: Transition) -> tuple[str, ...]:
     released = {change.replica for change in transition.releases}
     woken = {change.replica for change in transition.wakes}
     return tuple(sorted((set(awake) - released) | woken))
-
-
-def _counts(reports: tuple[MemberReport, ...], transition: Transition) -> tuple[CountChange, ...]:
-    found: list[CountChange] = []
-    for item in reports:
-        gained = sum(1 for change in transition.wakes if MemberKey(change.service, change.role) == item.key)
-        given_up = sum(1 for change in transition.releases if MemberKey(change.service, change.role) == item.key)
-        if gained or given_up:
-            count = item.awake + gained - given_up
-            found.append(CountChange(item.key.service, item.key.role, item.awake, count))
-    return tuple(found)
-
-
-def pool_inputs(given: PoolInput, reports: tuple[MemberReport, ...]) -> tuple[NamedSignal, ...]:
-    """Every member's signals, as they were observed."""
-    found: list[NamedSignal] = []
-    views, fronts = dict(given.views), dict(given.fronts)
-    for item in reports:
-        view = views.get(item.key, RoleSignals(role=item.key.role))
-        front = fronts.get(item.key.service, FrontDoor())
-        found += [
-            NamedSignal(f"{item.key} decode_tps", "tokens/s", view.decode_tps),
-            NamedSignal(f"{item.key} prefill_tps", "tokens/s", view.prefill_tps),
-            NamedSignal(f"{item.key} running", "requests", view.running),
-            NamedSignal(f"{item.key} waiting", "requests", view.waiting),
-            NamedSignal(f"{item.key} held", "requests", front.held),
-            NamedSignal(f"{item.key} ttft_p95", "s", view.ttft_p95_s),
-            NamedSignal(f"{item.key} tpot_p95", "s", view.tpot_p95_s),
-            NamedSignal(f"{item.key} kv_usage", "ratio", view.kv_usage_ratio),
-        ]
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

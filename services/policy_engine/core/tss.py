@@ -138,11 +138,3 @@ def _said(view: RoleSignals, unread: Signal) -> str:
         if getattr(view, name) is unread:
             return f"{name} is {unread.said()}"
     return unread.said()
-
-
-def predicted_z(z: float, *, replicas: int, released: int) -> float:
-    """Z of a donor after it gives `released` of `replicas`: super-linear, since those that stay also queue more."""
-    if replicas <= 0 or released >= replicas:
-        return 0.0
-    kept = (replicas - released) / replicas
-    return float(z * kept**1.5)

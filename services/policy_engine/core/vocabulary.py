@@ -35,6 +35,8 @@ class Rule(StrEnum):
     INITIAL = "INITIAL"
     HOLD = "HOLD"
     OPERATOR = "OPERATOR"
+    RESCUE_LOAD = "RESCUE_LOAD"
+    LEVEL_LOAD = "LEVEL_LOAD"
 
 
 class ClampKind(StrEnum):
@@ -53,6 +55,8 @@ class ClampKind(StrEnum):
     PENDING_REPLICAS = "PENDING_REPLICAS"
     PAUSED = "PAUSED"
     UNREACHABLE = "UNREACHABLE"
+    BUDGET_UNKNOWN = "BUDGET_UNKNOWN"
+    STAGE_GUARD = "STAGE_GUARD"
 
 
 class Region(StrEnum):

@@ -11,8 +11,10 @@ from policy_engine.shell.settings import EngineSettings
 from trimtab.api.policy.v1 import policy_pb2_grpc
 from trimtab.rpc.run import ServiceContext, run_until_stopped
 from trimtab.rpc.server import RpcServer
+from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import StoreUnavailable
+from trimtab.store.news import follow_news
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +43,7 @@ async def serve(settings: EngineSettings, context: ServiceContext) -> None:
             engine.clock.run(context.stopping),
             engine.lease.run(context.stopping, on_change=engine.lease_changed),
             engine.fleet.run(context.stopping),
+            follow_news(store, keys.windows_written(), engine.windows_written, stopping=context.stopping),
             engine.log.run(),
             engine.run(),
             apply_directory(resources, servicer, context),

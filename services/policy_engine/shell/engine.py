@@ -39,6 +39,10 @@ log = structlog.get_logger(__name__)
 
 # Between two turns at least: operations that end in a row make one early turn, not many.
 MIN_PAUSE_S = 0.02
+# While windows bring the turns, one that time alone brings comes this much later, or it would take their place just
+# before the next window. Nothing is heard of windows for so many ticks: they bring no turns.
+WINDOW_GRACE = 0.25
+WINDOWS_GONE = 3.0
 
 
 class Engine:
@@ -52,9 +56,10 @@ class Engine:
         self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
         self.log = DecisionLog(store, kept=settings.decisions_kept, stopping=context.stopping, now=self.clock.now_s)
         self.catalog = Catalog(store)
-        # What a turn has been waiting for makes the next one come at once: the end of an operation, which frees its
-        # pool for the next transition, the lease, an actuator that answers.
+        # What a turn has been waiting for makes the next one come at once: new windows, the end of an operation, which
+        # frees its pool for the next transition, the lease, an actuator that answers.
         self._early = asyncio.Event()
+        self._windows_at_s = float("-inf")
         self.fleet = Fleet(
             settings.actuators,
             tls=ClientTls.from_settings(settings),
@@ -78,16 +83,19 @@ class Engine:
         self._complained = ""
 
     async def run(self) -> None:
-        """Turns at a steady pace, and one more whenever there is news, until the stop."""
+        """A turn when windows were written or there is other news, at a steady pace without, until the stop."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not self.context.stopping.is_set():
             self._early.clear()
-            started = time.perf_counter()
+            started, began_s = time.perf_counter(), loop.time()
             await self._guarded_turn()
             self.metrics.turn_s.observe(time.perf_counter() - started)
-            if loop.time() >= due:
-                due = max(due + self.settings.tick_interval_s, loop.time())
+            tick_s = self.settings.tick_interval_s
+            if self._windows_at_s > began_s - WINDOWS_GONE * tick_s:
+                due = max(self._windows_at_s + (1 + WINDOW_GRACE) * tick_s, began_s + tick_s)
+            elif loop.time() >= due:
+                due = max(due + tick_s, loop.time())
             early = asyncio.ensure_future(self._early.wait())
             try:
                 if await self.context.pause(MIN_PAUSE_S):
@@ -95,6 +103,11 @@ class Engine:
                 await asyncio.wait({early}, timeout=max(0.0, due - loop.time()))
             finally:
                 early.cancel()
+
+    def windows_written(self) -> None:
+        """A collector has written a round of windows."""
+        self._windows_at_s = asyncio.get_running_loop().time()
+        self._early.set()
 
     @property
     def leading(self) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from trimtab.config.fields import Name
 from trimtab.config.settings import Address, ServiceSettings
-from trimtab.config.specs import Name
 
 
 class EngineSettings(ServiceSettings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policy_engine.core.decision import measurement, role_value
-from policy_engine.core.pool import MemberReport
+from policy_engine.core.reports import MemberReport
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.engine import Engine

@@ -72,6 +72,10 @@ class _RuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rule.ValueType],
     RULE_INITIAL: _Rule.ValueType  # 13
     RULE_HOLD: _Rule.ValueType  # 14
     RULE_OPERATOR: _Rule.ValueType  # 15
+    RULE_RESCUE_LOAD: _Rule.ValueType  # 16
+    """More work than the routable replicas can do is coming, before it is felt."""
+    RULE_LEVEL_LOAD: _Rule.ValueType  # 17
+    """A move towards the allocation that load asks for."""
 
 class Rule(_Rule, metaclass=_RuleEnumTypeWrapper):
     """The rule that fired. Closed, append-only: these are metric labels."""
@@ -92,6 +96,10 @@ RULE_FLOOR_REPAIR: Rule.ValueType  # 12
 RULE_INITIAL: Rule.ValueType  # 13
 RULE_HOLD: Rule.ValueType  # 14
 RULE_OPERATOR: Rule.ValueType  # 15
+RULE_RESCUE_LOAD: Rule.ValueType  # 16
+"""More work than the routable replicas can do is coming, before it is felt."""
+RULE_LEVEL_LOAD: Rule.ValueType  # 17
+"""A move towards the allocation that load asks for."""
 Global___Rule: _TypeAlias = Rule  # noqa: Y015
 
 class _ClampKind:
@@ -114,6 +122,10 @@ class _ClampKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClampKind.V
     CLAMP_KIND_PENDING_REPLICAS: _ClampKind.ValueType  # 11
     CLAMP_KIND_PAUSED: _ClampKind.ValueType  # 12
     CLAMP_KIND_UNREACHABLE: _ClampKind.ValueType  # 13
+    CLAMP_KIND_BUDGET_UNKNOWN: _ClampKind.ValueType  # 14
+    """The pool's GPUs cannot be read."""
+    CLAMP_KIND_STAGE_GUARD: _ClampKind.ValueType  # 15
+    """The other stage of the service is in need."""
 
 class ClampKind(_ClampKind, metaclass=_ClampKindEnumTypeWrapper): ...
 
@@ -131,6 +143,10 @@ CLAMP_KIND_SIGNAL_QUALITY: ClampKind.ValueType  # 10
 CLAMP_KIND_PENDING_REPLICAS: ClampKind.ValueType  # 11
 CLAMP_KIND_PAUSED: ClampKind.ValueType  # 12
 CLAMP_KIND_UNREACHABLE: ClampKind.ValueType  # 13
+CLAMP_KIND_BUDGET_UNKNOWN: ClampKind.ValueType  # 14
+"""The pool's GPUs cannot be read."""
+CLAMP_KIND_STAGE_GUARD: ClampKind.ValueType  # 15
+"""The other stage of the service is in need."""
 Global___ClampKind: _TypeAlias = ClampKind  # noqa: Y015
 
 class _OutcomeState:

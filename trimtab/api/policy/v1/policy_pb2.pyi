@@ -57,6 +57,75 @@ PROPORTIONAL_METRIC_DECODE_TPS: ProportionalMetric.ValueType  # 1
 PROPORTIONAL_METRIC_PREFILL_TPS: ProportionalMetric.ValueType  # 2
 Global___ProportionalMetric: _TypeAlias = ProportionalMetric  # noqa: Y015
 
+class _Allocation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AllocationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Allocation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ALLOCATION_UNSPECIFIED: _Allocation.ValueType  # 0
+    ALLOCATION_SHARE: _Allocation.ValueType  # 1
+    """By Token Service Share, with the leading measure beside it."""
+    ALLOCATION_LOAD: _Allocation.ValueType  # 2
+    """The pool is solved again by load at every tick, and moves towards that."""
+
+class Allocation(_Allocation, metaclass=_AllocationEnumTypeWrapper): ...
+
+ALLOCATION_UNSPECIFIED: Allocation.ValueType  # 0
+ALLOCATION_SHARE: Allocation.ValueType  # 1
+"""By Token Service Share, with the leading measure beside it."""
+ALLOCATION_LOAD: Allocation.ValueType  # 2
+"""The pool is solved again by load at every tick, and moves towards that."""
+Global___Allocation: _TypeAlias = Allocation  # noqa: Y015
+
+class _Prediction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PredictionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Prediction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREDICTION_UNSPECIFIED: _Prediction.ValueType  # 0
+    PREDICTION_POWER: _Prediction.ValueType  # 1
+    """Z times the power 1.5 of the replicas after over those before."""
+    PREDICTION_ELASTICITY: _Prediction.ValueType  # 2
+    """The same with an exponent learnt from the member's own transfers."""
+    PREDICTION_CAPACITY: _Prediction.ValueType  # 3
+    """From the load and the capacities of the profile."""
+
+class Prediction(_Prediction, metaclass=_PredictionEnumTypeWrapper):
+    """How Z after a transfer is predicted."""
+
+PREDICTION_UNSPECIFIED: Prediction.ValueType  # 0
+PREDICTION_POWER: Prediction.ValueType  # 1
+"""Z times the power 1.5 of the replicas after over those before."""
+PREDICTION_ELASTICITY: Prediction.ValueType  # 2
+"""The same with an exponent learnt from the member's own transfers."""
+PREDICTION_CAPACITY: Prediction.ValueType  # 3
+"""From the load and the capacities of the profile."""
+Global___Prediction: _TypeAlias = Prediction  # noqa: Y015
+
+class _Overload:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OverloadEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Overload.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OVERLOAD_UNSPECIFIED: _Overload.ValueType  # 0
+    OVERLOAD_RESCUE: _Overload.ValueType  # 1
+    """Only rescues of critical members."""
+    OVERLOAD_LEVEL: _Overload.ValueType  # 2
+    """Rebalancing too, from a better to a worse served member."""
+
+class Overload(_Overload, metaclass=_OverloadEnumTypeWrapper):
+    """What moves while every Z is below 1."""
+
+OVERLOAD_UNSPECIFIED: Overload.ValueType  # 0
+OVERLOAD_RESCUE: Overload.ValueType  # 1
+"""Only rescues of critical members."""
+OVERLOAD_LEVEL: Overload.ValueType  # 2
+"""Rebalancing too, from a better to a worse served member."""
+Global___Overload: _TypeAlias = Overload  # noqa: Y015
+
 class _ServiceMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -264,6 +333,7 @@ class RoleSpec(_message.Message):
     GPUS_PER_REPLICA_FIELD_NUMBER: _builtins.int
     GPU_TYPES_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    TOKEN_SERVICE_SHARE_FIELD_NUMBER: _builtins.int
     role: _types_pb2.Role.ValueType
     min_replicas: _builtins.int
     max_replicas: _builtins.int
@@ -273,6 +343,10 @@ class RoleSpec(_message.Message):
     """Which simulated profile or pod template makes a replica."""
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def token_service_share(self) -> Global___TokenServiceShare:
+        """The stage's own profile in a pool; the service's when absent."""
+
     def __init__(
         self,
         *,
@@ -282,10 +356,11 @@ class RoleSpec(_message.Message):
         gpus_per_replica: _builtins.int = ...,
         gpu_types: _abc.Iterable[_builtins.str] | None = ...,
         profile: _builtins.str = ...,
+        token_service_share: Global___TokenServiceShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token_service_share", b"token_service_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_types", b"gpu_types", "gpus_per_replica", b"gpus_per_replica", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "profile", b"profile", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_types", b"gpu_types", "gpus_per_replica", b"gpus_per_replica", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "profile", b"profile", "role", b"role", "token_service_share", b"token_service_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -304,6 +379,9 @@ class TokenServiceShare(_message.Message):
     CRITICAL_BELOW_FIELD_NUMBER: _builtins.int
     SURPLUS_ABOVE_FIELD_NUMBER: _builtins.int
     HYSTERESIS_FIELD_NUMBER: _builtins.int
+    CAPACITY_PREFILL_TPS_FIELD_NUMBER: _builtins.int
+    CAPACITY_DECODE_TPS_FIELD_NUMBER: _builtins.int
+    BASE_TPOT_S_FIELD_NUMBER: _builtins.int
     prefill_weight: _builtins.float
     """w_p: what one prefill token counts against one decode token."""
     waiting_weight: _builtins.float
@@ -316,6 +394,13 @@ class TokenServiceShare(_message.Message):
     """Tau_crit < 1 < tau_surplus."""
     surplus_above: _builtins.float
     hysteresis: _builtins.float
+    capacity_prefill_tps: _builtins.float
+    """What one replica sustains within the SLO: prompt tokens per second when it computes nothing else, and generated
+    tokens per second. Without them there is no leading measure and no prediction from capacity.
+    """
+    capacity_decode_tps: _builtins.float
+    base_tpot_s: _builtins.float
+    """Time per output token of a request that is alone on a replica."""
     def __init__(
         self,
         *,
@@ -326,11 +411,20 @@ class TokenServiceShare(_message.Message):
         critical_below: _builtins.float | None = ...,
         surplus_above: _builtins.float | None = ...,
         hysteresis: _builtins.float | None = ...,
+        capacity_prefill_tps: _builtins.float | None = ...,
+        capacity_decode_tps: _builtins.float | None = ...,
+        base_tpot_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_critical_below", b"_critical_below", "_hysteresis", b"_hysteresis", "_prefill_weight", b"_prefill_weight", "_smoothing", b"_smoothing", "_surplus_above", b"_surplus_above", "_waiting_weight", b"_waiting_weight", "critical_below", b"critical_below", "hysteresis", b"hysteresis", "prefill_weight", b"prefill_weight", "smoothing", b"smoothing", "surplus_above", b"surplus_above", "waiting_weight", b"waiting_weight"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_tpot_s", b"_base_tpot_s", "_capacity_decode_tps", b"_capacity_decode_tps", "_capacity_prefill_tps", b"_capacity_prefill_tps", "_critical_below", b"_critical_below", "_hysteresis", b"_hysteresis", "_prefill_weight", b"_prefill_weight", "_smoothing", b"_smoothing", "_surplus_above", b"_surplus_above", "_waiting_weight", b"_waiting_weight", "base_tpot_s", b"base_tpot_s", "capacity_decode_tps", b"capacity_decode_tps", "capacity_prefill_tps", b"capacity_prefill_tps", "critical_below", b"critical_below", "hysteresis", b"hysteresis", "prefill_weight", b"prefill_weight", "smoothing", b"smoothing", "surplus_above", b"surplus_above", "waiting_weight", b"waiting_weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_critical_below", b"_critical_below", "_hysteresis", b"_hysteresis", "_prefill_weight", b"_prefill_weight", "_smoothing", b"_smoothing", "_surplus_above", b"_surplus_above", "_waiting_weight", b"_waiting_weight", "critical_below", b"critical_below", "hysteresis", b"hysteresis", "prefill_weight", b"prefill_weight", "smoothing", b"smoothing", "surplus_above", b"surplus_above", "theta_tps", b"theta_tps", "waiting_weight", b"waiting_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_tpot_s", b"_base_tpot_s", "_capacity_decode_tps", b"_capacity_decode_tps", "_capacity_prefill_tps", b"_capacity_prefill_tps", "_critical_below", b"_critical_below", "_hysteresis", b"_hysteresis", "_prefill_weight", b"_prefill_weight", "_smoothing", b"_smoothing", "_surplus_above", b"_surplus_above", "_waiting_weight", b"_waiting_weight", "base_tpot_s", b"base_tpot_s", "capacity_decode_tps", b"capacity_decode_tps", "capacity_prefill_tps", b"capacity_prefill_tps", "critical_below", b"critical_below", "hysteresis", b"hysteresis", "prefill_weight", b"prefill_weight", "smoothing", b"smoothing", "surplus_above", b"surplus_above", "theta_tps", b"theta_tps", "waiting_weight", b"waiting_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_tpot_s: _TypeAlias = _typing.Literal["base_tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__base_tpot_s: _TypeAlias = _typing.Literal["_base_tpot_s", b"_base_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__capacity_decode_tps: _TypeAlias = _typing.Literal["capacity_decode_tps"]  # noqa: Y015
+    _WhichOneofArgType__capacity_decode_tps: _TypeAlias = _typing.Literal["_capacity_decode_tps", b"_capacity_decode_tps"]  # noqa: Y015
+    _WhichOneofReturnType__capacity_prefill_tps: _TypeAlias = _typing.Literal["capacity_prefill_tps"]  # noqa: Y015
+    _WhichOneofArgType__capacity_prefill_tps: _TypeAlias = _typing.Literal["_capacity_prefill_tps", b"_capacity_prefill_tps"]  # noqa: Y015
     _WhichOneofReturnType__critical_below: _TypeAlias = _typing.Literal["critical_below"]  # noqa: Y015
     _WhichOneofArgType__critical_below: _TypeAlias = _typing.Literal["_critical_below", b"_critical_below"]  # noqa: Y015
     _WhichOneofReturnType__hysteresis: _TypeAlias = _typing.Literal["hysteresis"]  # noqa: Y015
@@ -343,6 +437,12 @@ class TokenServiceShare(_message.Message):
     _WhichOneofArgType__surplus_above: _TypeAlias = _typing.Literal["_surplus_above", b"_surplus_above"]  # noqa: Y015
     _WhichOneofReturnType__waiting_weight: _TypeAlias = _typing.Literal["waiting_weight"]  # noqa: Y015
     _WhichOneofArgType__waiting_weight: _TypeAlias = _typing.Literal["_waiting_weight", b"_waiting_weight"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_tpot_s) -> _WhichOneofReturnType__base_tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capacity_decode_tps) -> _WhichOneofReturnType__capacity_decode_tps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capacity_prefill_tps) -> _WhichOneofReturnType__capacity_prefill_tps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__critical_below) -> _WhichOneofReturnType__critical_below | None: ...
     @_typing.overload
@@ -503,22 +603,42 @@ class Guards(_message.Message):
     TTFT_P95_S_FIELD_NUMBER: _builtins.int
     TPOT_P95_S_FIELD_NUMBER: _builtins.int
     KV_USAGE_RATIO_FIELD_NUMBER: _builtins.int
+    E2E_P95_S_FIELD_NUMBER: _builtins.int
+    PREEMPTION_RPS_FIELD_NUMBER: _builtins.int
+    QUEUE_GROWTH_RPS_FIELD_NUMBER: _builtins.int
+    LOST_RATIO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ttft_p95_s(self) -> Global___GuardLimit: ...
     @_builtins.property
     def tpot_p95_s(self) -> Global___GuardLimit: ...
     @_builtins.property
     def kv_usage_ratio(self) -> Global___GuardLimit: ...
+    @_builtins.property
+    def e2e_p95_s(self) -> Global___GuardLimit: ...
+    @_builtins.property
+    def preemption_rps(self) -> Global___GuardLimit: ...
+    @_builtins.property
+    def queue_growth_rps(self) -> Global___GuardLimit:
+        """Waiting requests, in servers and at gateways, gained per second."""
+
+    @_builtins.property
+    def lost_ratio(self) -> Global___GuardLimit:
+        """Share of the awake replicas that do not serve, 0 to 1."""
+
     def __init__(
         self,
         *,
         ttft_p95_s: Global___GuardLimit | None = ...,
         tpot_p95_s: Global___GuardLimit | None = ...,
         kv_usage_ratio: Global___GuardLimit | None = ...,
+        e2e_p95_s: Global___GuardLimit | None = ...,
+        preemption_rps: Global___GuardLimit | None = ...,
+        queue_growth_rps: Global___GuardLimit | None = ...,
+        lost_ratio: Global___GuardLimit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_usage_ratio", b"kv_usage_ratio", "tpot_p95_s", b"tpot_p95_s", "ttft_p95_s", b"ttft_p95_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["e2e_p95_s", b"e2e_p95_s", "kv_usage_ratio", b"kv_usage_ratio", "lost_ratio", b"lost_ratio", "preemption_rps", b"preemption_rps", "queue_growth_rps", b"queue_growth_rps", "tpot_p95_s", b"tpot_p95_s", "ttft_p95_s", b"ttft_p95_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_usage_ratio", b"kv_usage_ratio", "tpot_p95_s", b"tpot_p95_s", "ttft_p95_s", b"ttft_p95_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["e2e_p95_s", b"e2e_p95_s", "kv_usage_ratio", b"kv_usage_ratio", "lost_ratio", b"lost_ratio", "preemption_rps", b"preemption_rps", "queue_growth_rps", b"queue_growth_rps", "tpot_p95_s", b"tpot_p95_s", "ttft_p95_s", b"ttft_p95_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,6 +711,7 @@ class PoolSpec(_message.Message):
     RESIDENCE_S_FIELD_NUMBER: _builtins.int
     DRAIN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     rescue_interval_s: _builtins.float
     rebalance_interval_s: _builtins.float
@@ -603,6 +724,8 @@ class PoolSpec(_message.Message):
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeGpus]: ...
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolMember]: ...
+    @_builtins.property
+    def rules(self) -> Global___PoolRules: ...
     def __init__(
         self,
         *,
@@ -614,10 +737,11 @@ class PoolSpec(_message.Message):
         residence_s: _builtins.float | None = ...,
         drain_timeout_s: _builtins.float | None = ...,
         sleep_level: _builtins.int | None = ...,
+        rules: Global___PoolRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "drain_timeout_s", b"drain_timeout_s", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "sleep_level", b"sleep_level"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "drain_timeout_s", b"drain_timeout_s", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "rules", b"rules", "sleep_level", b"sleep_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "cluster", b"cluster", "drain_timeout_s", b"drain_timeout_s", "gpus", b"gpus", "members", b"members", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "sleep_level", b"sleep_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "cluster", b"cluster", "drain_timeout_s", b"drain_timeout_s", "gpus", b"gpus", "members", b"members", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "rules", b"rules", "sleep_level", b"sleep_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drain_timeout_s: _TypeAlias = _typing.Literal["drain_timeout_s"]  # noqa: Y015
     _WhichOneofArgType__drain_timeout_s: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s"]  # noqa: Y015
@@ -641,6 +765,123 @@ class PoolSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sleep_level) -> _WhichOneofReturnType__sleep_level | None: ...
 
 Global___PoolSpec: _TypeAlias = PoolSpec  # noqa: Y015
+
+@_typing.final
+class PoolRules(_message.Message):
+    """Rules of the arbiter beyond the plain ones, each switchable. docs/token-service-share.md has them with their defaults."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALLOCATION_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    STAGE_GUARD_FIELD_NUMBER: _builtins.int
+    SETTLE_S_FIELD_NUMBER: _builtins.int
+    PRIORITY_BASE_FIELD_NUMBER: _builtins.int
+    OVERLOAD_FIELD_NUMBER: _builtins.int
+    MAX_TRANSITIONS_FIELD_NUMBER: _builtins.int
+    allocation: Global___Allocation.ValueType
+    prediction: Global___Prediction.ValueType
+    stage_guard: _builtins.bool
+    """A stage of a disaggregated service does not give while the other stage is in need."""
+    settle_s: _builtins.float
+    """Who just gained or gave is not judged by its Z for this long."""
+    priority_base: _builtins.float
+    """Z is divided by this to the power of the priority."""
+    overload: Global___Overload.ValueType
+    max_transitions: _builtins.int
+    """Transitions under way at a time; 0 for one per 32 GPUs."""
+    @_builtins.property
+    def load(self) -> Global___LoadRule: ...
+    def __init__(
+        self,
+        *,
+        allocation: Global___Allocation.ValueType = ...,
+        load: Global___LoadRule | None = ...,
+        prediction: Global___Prediction.ValueType = ...,
+        stage_guard: _builtins.bool | None = ...,
+        settle_s: _builtins.float | None = ...,
+        priority_base: _builtins.float | None = ...,
+        overload: Global___Overload.ValueType = ...,
+        max_transitions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "load", b"load", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "allocation", b"allocation", "load", b"load", "max_transitions", b"max_transitions", "overload", b"overload", "prediction", b"prediction", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority_base: _TypeAlias = _typing.Literal["priority_base"]  # noqa: Y015
+    _WhichOneofArgType__priority_base: _TypeAlias = _typing.Literal["_priority_base", b"_priority_base"]  # noqa: Y015
+    _WhichOneofReturnType__settle_s: _TypeAlias = _typing.Literal["settle_s"]  # noqa: Y015
+    _WhichOneofArgType__settle_s: _TypeAlias = _typing.Literal["_settle_s", b"_settle_s"]  # noqa: Y015
+    _WhichOneofReturnType__stage_guard: _TypeAlias = _typing.Literal["stage_guard"]  # noqa: Y015
+    _WhichOneofArgType__stage_guard: _TypeAlias = _typing.Literal["_stage_guard", b"_stage_guard"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority_base) -> _WhichOneofReturnType__priority_base | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__settle_s) -> _WhichOneofReturnType__settle_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stage_guard) -> _WhichOneofReturnType__stage_guard | None: ...
+
+Global___PoolRules: _TypeAlias = PoolRules  # noqa: Y015
+
+@_typing.final
+class LoadRule(_message.Message):
+    """The leading measure: arriving work and backlog over capacity."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    RESCUE_ABOVE_FIELD_NUMBER: _builtins.int
+    DONOR_BELOW_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
+    BACKLOG_HORIZON_S_FIELD_NUMBER: _builtins.int
+    LEVEL_ABOVE_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    rescue_above: _builtins.float
+    donor_below: _builtins.float
+    margin: _builtins.float
+    backlog_horizon_s: _builtins.float
+    level_above: _builtins.float
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool | None = ...,
+        rescue_above: _builtins.float | None = ...,
+        donor_below: _builtins.float | None = ...,
+        margin: _builtins.float | None = ...,
+        backlog_horizon_s: _builtins.float | None = ...,
+        level_above: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "rescue_above", b"rescue_above"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "rescue_above", b"rescue_above"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__backlog_horizon_s: _TypeAlias = _typing.Literal["backlog_horizon_s"]  # noqa: Y015
+    _WhichOneofArgType__backlog_horizon_s: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s"]  # noqa: Y015
+    _WhichOneofReturnType__donor_below: _TypeAlias = _typing.Literal["donor_below"]  # noqa: Y015
+    _WhichOneofArgType__donor_below: _TypeAlias = _typing.Literal["_donor_below", b"_donor_below"]  # noqa: Y015
+    _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
+    _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__level_above: _TypeAlias = _typing.Literal["level_above"]  # noqa: Y015
+    _WhichOneofArgType__level_above: _TypeAlias = _typing.Literal["_level_above", b"_level_above"]  # noqa: Y015
+    _WhichOneofReturnType__margin: _TypeAlias = _typing.Literal["margin"]  # noqa: Y015
+    _WhichOneofArgType__margin: _TypeAlias = _typing.Literal["_margin", b"_margin"]  # noqa: Y015
+    _WhichOneofReturnType__rescue_above: _TypeAlias = _typing.Literal["rescue_above"]  # noqa: Y015
+    _WhichOneofArgType__rescue_above: _TypeAlias = _typing.Literal["_rescue_above", b"_rescue_above"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backlog_horizon_s) -> _WhichOneofReturnType__backlog_horizon_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__donor_below) -> _WhichOneofReturnType__donor_below | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__level_above) -> _WhichOneofReturnType__level_above | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin) -> _WhichOneofReturnType__margin | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rescue_above) -> _WhichOneofReturnType__rescue_above | None: ...
+
+Global___LoadRule: _TypeAlias = LoadRule  # noqa: Y015
 
 @_typing.final
 class NodeGpus(_message.Message):

@@ -1,0 +1,141 @@
+"""The leading measure of a pool's member: how many replicas' worth of work there is, over the replicas that serve.
+
+    arriving = arriving prompt tokens / capacity_prefill + arriving output tokens / capacity_decode
+    backlog  = (what the queue will ask for) / horizon + (running requests beyond what arrives can explain)
+    ρ        = (arriving + backlog) / routable replicas
+
+Z looks at what requests get now; ρ at what is coming, before it is felt: 1 means that the routable replicas are just
+enough. Work is counted in replicas, so it is one scale for all models, and it does not depend on how many replicas
+there are: a transfer changes ρ by division alone.
+
+Running requests: by Little's law a replica at its decode capacity holds `capacity_decode · TPOT target` of them. What
+runs beyond what the arrivals explain is left over from a burst, and has to be served as well.
+
+The output of what arrives is not known, only what it may ask for at most: the mean of what finished in the last minute
+is taken where that is less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from policy_engine.core.signals import FrontDoor, RoleSignals
+from trimtab.config.poolrules import LoadRule
+from trimtab.config.specs import TokenServiceShare
+from trimtab.words import Role
+
+# The memory of tokens per finished request: long against a window, short against a change of what is asked.
+OUTPUT_MEMORY_S = 60.0
+FEW_REQUESTS_RPS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMemory:
+    """Smoothed rates of generated tokens and of finished requests; their ratio is the tokens of a request."""
+
+    decode_tps: float = 0.0
+    request_rps: float = 0.0
+    window_end_s: float | None = None
+
+    @property
+    def tokens(self) -> float | None:
+        """Mean output tokens of a finished request; None before any finished."""
+        return self.decode_tps / self.request_rps if self.request_rps > FEW_REQUESTS_RPS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work in replicas. `rho` is None without a routable replica, where any work is too much."""
+
+    arriving: float
+    backlog: float
+    routable: int
+
+    @property
+    def work(self) -> float:
+        """All of it."""
+        return self.arriving + self.backlog
+
+    @property
+    def rho(self) -> float | None:
+        """Work per routable replica."""
+        return self.with_replicas(self.routable)
+
+    def with_replicas(self, replicas: int) -> float | None:
+        """What ρ would be with as many replicas; None without any."""
+        return self.work / replicas if replicas > 0 else None
+
+
+def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:
+    """The memory after this window; the same window twice, or one that could not be read, changes nothing."""
+    end_s = view.window_end_s
+    if end_s is None or end_s == memory.window_end_s or not (view.decode_tps.usable and view.request_rps.usable):
+        return memory
+    tokens, requests = view.decode_tps.number(0.0), view.request_rps.number(0.0)
+    if memory.window_end_s is None or end_s < memory.window_end_s:
+        return OutputMemory(tokens, requests, end_s)
+    kept = math.exp(-(end_s - memory.window_end_s) / OUTPUT_MEMORY_S)
+    return OutputMemory(
+        kept * memory.decode_tps + (1 - kept) * tokens, kept * memory.request_rps + (1 - kept) * requests, end_s
+    )
+
+
+def load_of(
+    rule: LoadRule,
+    profile: TokenServiceShare,
+    view: RoleSignals,
+    front: FrontDoor,
+    *,
+    tpot_s: float,
+    routable: int,
+    memory: OutputMemory,
+) -> Load | None:
+    """The member's load in its newest window; None where the profile or the front door cannot tell it.
+
+    `front.held` are the requests that wait for this role. Without a routable replica its servers' gauges say nothing,
+    and what is held is the whole queue.
+    """
+    serves_prompts, generates = view.role != Role.DECODE, view.role != Role.PREFILL
+    prefill_tps = profile.capacity_prefill_tps if serves_prompts else None
+    decode_tps = profile.capacity_decode_tps if generates else None
+    if not rule.enabled or (serves_prompts and prefill_tps is None) or (generates and decode_tps is None):
+        return None
+    served = routable > 0
+    if not front.arrival_rps.usable or (served and not (view.running.usable and view.waiting.usable)):
+        return None
+    running = view.running.number(0.0) if served else 0.0
+    queued = (view.waiting.number(0.0) if served else 0.0) + front.held.number(0.0)
+    arriving = backlog = 0.0
+    if prefill_tps is not None:
+        if not front.arrival_prompt_tps.usable:
+            return None
+        # Prompts that the prefix cache holds are not computed again; where that is not read, all are.
+        prompt_tps = front.arrival_prompt_tps.number(0.0) * (1.0 - min(1.0, view.prefix_hit_ratio.number(0.0)))
+        arriving += prompt_tps / prefill_tps
+        backlog += queued * _each(prompt_tps, front) / prefill_tps / rule.backlog_horizon_s
+    if decode_tps is not None:
+        output_tps = _output_tps(front, memory)
+        if output_tps is None:
+            return None
+        arriving += output_tps / decode_tps
+        each = memory.tokens if memory.tokens is not None else _each(output_tps, front)
+        backlog += queued * each / decode_tps / rule.backlog_horizon_s
+        backlog += max(0.0, running / tpot_s - output_tps) / decode_tps
+    return Load(arriving, backlog, routable)
+
+
+def _output_tps(front: FrontDoor, memory: OutputMemory) -> float | None:
+    """Output tokens that arrive per second: as many as asked for at most, as many as requests took of late at best."""
+    finished = memory.tokens
+    asked = front.arrival_output_tps
+    if finished is None:
+        return asked.number(0.0) if asked.usable else None
+    expected = front.arrival_rps.number(0.0) * finished
+    return min(expected, asked.number(0.0)) if asked.usable else expected
+
+
+def _each(tokens_tps: float, front: FrontDoor) -> float:
+    """Tokens of one arriving request; 0 while nothing arrives: then nothing is known of the queue's."""
+    requests = front.arrival_rps.number(0.0)
+    return tokens_tps / requests if requests > FEW_REQUESTS_RPS else 0.0

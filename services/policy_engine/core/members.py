@@ -1,0 +1,191 @@
+"""How each member of a pool stands at a tick: its share, guards, load and what is remembered of it.
+
+The result is what the arbiter looks at, and the memories for the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from policy_engine.core.arena import LOST, MemberState, ReplicaFacts
+from policy_engine.core.draft import Transition
+from policy_engine.core.guards import QueueMemory, check_guards, lost_ratio, remember_queue
+from policy_engine.core.load import OutputMemory, load_of, remember_output
+from policy_engine.core.overlay import OverlayReplica, member_key
+from policy_engine.core.predict import Elasticity, await_effect, congestion, learn
+from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
+from policy_engine.core.tss import ShareState, share_of
+from policy_engine.core.vocabulary import MemberKey
+from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.specs import PoolMember, RoleSpec, TokenServiceShare
+from trimtab.words import Role
+
+# A transfer's effect is in a window that began after it: windows are 5 s unless the collector is told otherwise.
+EFFECT_AFTER_S = 5.0
+MAX_PRIORITY_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMemory:
+    """What is kept of one member from tick to tick. `moved_at_s`: the end of its last move, as far as it was seen."""
+
+    key: MemberKey
+    share: ShareState = field(default_factory=ShareState)
+    received_at_s: float | None = None
+    moved_at_s: float | None = None
+    output: OutputMemory = field(default_factory=OutputMemory)
+    queue: QueueMemory = field(default_factory=QueueMemory)
+    elasticity: Elasticity = field(default_factory=Elasticity)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The pool itself at this tick."""
+
+    now_s: float
+    pool: Pool
+    policies: tuple[ServicePolicy, ...]
+    overlay: tuple[OverlayReplica, ...]
+    awake: tuple[str, ...]
+    replicas: tuple[ReplicaFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Replicas by member."""
+
+    routable: Mapping[MemberKey, int]
+    awake: Mapping[MemberKey, int]
+    lost: Mapping[MemberKey, int]
+
+
+def look_at_members(
+    picture: Picture,
+    views: Mapping[MemberKey, RoleSignals],
+    fronts: Mapping[str, FrontDoor],
+    memories: Mapping[MemberKey, MemberMemory],
+    moving: Set[MemberKey],
+) -> tuple[tuple[MemberState, ...], tuple[MemberMemory, ...]]:
+    """Every member in the pool's order. `moving` are those of transitions under way."""
+    policies = {policy.name: policy for policy in picture.policies}
+    counts = _counts(picture)
+    members: list[MemberState] = []
+    kept: list[MemberMemory] = []
+    for entry in picture.pool.spec.members:
+        key = member_key(entry)
+        policy = policies.get(entry.service)
+        role = policy.spec.role(entry.role) if policy is not None else None
+        profile = policy.spec.share_profile(entry.role) if policy is not None else None
+        memory = memories.get(key, MemberMemory(key))
+        if policy is None or role is None or profile is None:
+            # Without its policy a member can neither gain nor give; it keeps what it has.
+            kept.append(memory)
+            continue
+        staleness_s = policy.spec.staleness_s
+        view = fresh_role(views.get(key, RoleSignals(role=entry.role)), now_s=picture.now_s, staleness_s=staleness_s)
+        front = fresh_front_door(fronts.get(entry.service, FrontDoor()), now_s=picture.now_s, staleness_s=staleness_s)
+        if not _takes_held(picture.pool, entry, counts.routable):
+            front = replace(front, held=replace(front.held, value=0.0 if front.held.value is not None else None))
+        member, memory = _one(picture, policy, role, profile, view, front, counts, memory, moves=key in moving)
+        members.append(member)
+        kept.append(memory)
+    return tuple(members), tuple(kept)
+
+
+def _one(
+    picture: Picture,
+    policy: ServicePolicy,
+    role: RoleSpec,
+    profile: TokenServiceShare,
+    view: RoleSignals,
+    front: FrontDoor,
+    counts: _Counts,
+    memory: MemberMemory,
+    *,
+    moves: bool,
+) -> tuple[MemberState, MemberMemory]:
+    rules, key, now_s = picture.pool.spec.rules, memory.key, picture.now_s
+    routable = counts.routable.get(key, 0)
+    share, share_state = share_of(profile, view, front, routable=routable, previous=memory.share)
+    output = remember_output(memory.output, view)
+    queue = remember_queue(memory.queue, view, front, routable=routable)
+    load = load_of(rules.load, profile, view, front, tpot_s=policy.spec.slo.tpot_s, routable=routable, memory=output)
+    moved_at_s = now_s if moves else memory.moved_at_s
+    elasticity = memory.elasticity
+    seen_at_s = None if moved_at_s is None else moved_at_s + max(EFFECT_AFTER_S, rules.settle_s)
+    if seen_at_s is not None and view.window_end_s is not None and view.window_end_s >= seen_at_s:
+        elasticity = learn(elasticity, replicas=routable, z=share.z if share.fit and share.demand else None, load=load)
+    lost = lost_ratio(awake=counts.awake.get(key, 0), lost=counts.lost.get(key, 0))
+    steps = min(MAX_PRIORITY_STEPS, max(-MAX_PRIORITY_STEPS, policy.spec.priority))
+    member = MemberState(
+        key=key,
+        floor=role.min_replicas,
+        ceiling=role.max_replicas,
+        priority=policy.spec.priority,
+        share=share,
+        guard=check_guards(policy.spec.guards, view, queue_growth=queue.growth, lost=lost),
+        received_ago_s=_ago(memory.received_at_s, now_s),
+        load=load,
+        moved_ago_s=_ago(moved_at_s, now_s),
+        weight=float(rules.priority_base**steps),
+        exponent=elasticity.exponent,
+        lost_at_capacity=congestion(profile, policy.spec.slo),
+    )
+    return member, MemberMemory(key, share_state, memory.received_at_s, moved_at_s, output, queue, elasticity)
+
+
+def _ago(at_s: float | None, now_s: float) -> float | None:
+    return None if at_s is None else max(0.0, now_s - at_s)
+
+
+def _counts(picture: Picture) -> _Counts:
+    facts = {item.replica: item for item in picture.replicas}
+    desired = set(picture.awake)
+    routable: dict[MemberKey, int] = {}
+    awake: dict[MemberKey, int] = {}
+    lost: dict[MemberKey, int] = {}
+    for item in picture.overlay:
+        fact = facts.get(item.replica)
+        if fact is not None and fact.routable:
+            routable[item.member] = routable.get(item.member, 0) + 1
+        if item.replica in desired:
+            awake[item.member] = awake.get(item.member, 0) + 1
+            if fact is None or fact.life_cycle in LOST:
+                lost[item.member] = lost.get(item.member, 0) + 1
+    return _Counts(routable, awake, lost)
+
+
+def _takes_held(pool: Pool, entry: PoolMember, routable: Mapping[MemberKey, int]) -> bool:
+    """Held requests wait for a stage without a routable replica; else for prefill, which every request meets first."""
+    stages = [member for member in pool.spec.members if member.service == entry.service]
+    if len(stages) == 1:
+        return True
+    empty = [stage for stage in stages if routable.get(member_key(stage), 0) == 0]
+    if empty:
+        return entry in empty
+    return entry.role == Role.PREFILL
+
+
+def note_move(
+    memories: tuple[MemberMemory, ...],
+    members: tuple[MemberState, ...],
+    routable: Mapping[MemberKey, int],
+    transition: Transition,
+    now_s: float,
+) -> tuple[MemberMemory, ...]:
+    """The memories once `transition` is decided: who gains, who moves, and how they stood before."""
+    receivers = {MemberKey(change.service, change.role) for change in transition.wakes}
+    moved = receivers | {MemberKey(change.service, change.role) for change in transition.releases}
+    states = {item.key: item for item in members}
+    found: list[MemberMemory] = []
+    for item in memories:
+        state = states.get(item.key)
+        if item.key in moved and state is not None:
+            known = state.share.z if state.share.fit and state.share.demand else None
+            effect = await_effect(item.elasticity, replicas=routable.get(item.key, 0), z=known, load=state.load)
+            received_at_s = now_s if item.key in receivers else item.received_at_s
+            found.append(replace(item, moved_at_s=now_s, received_at_s=received_at_s, elasticity=effect))
+        else:
+            found.append(item)
+    return tuple(found)

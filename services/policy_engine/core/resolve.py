@@ -1,0 +1,66 @@
+"""`allocation: load`: the whole pool solved again by load, and who is below what that gives.
+
+The counts are found by marginal steps: from the floors on, each next replica goes to the member that is most pressed
+with what it has so far, as long as its GPUs are left. With equal footprints no other counts have a lower worst ρ. Only
+counts are solved; which GPUs, and in which order, is for the pool's bounded transitions. A member without a load keeps
+what it has.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from policy_engine.core.arena import Arena, MemberState
+from policy_engine.core.donors import Terms
+from policy_engine.core.sources import order
+from policy_engine.core.vocabulary import MemberKey
+
+
+def solve_counts(arena: Arena) -> dict[MemberKey, int]:
+    """Awake replicas of each member for the least worst ρ within the pool's GPUs."""
+    sizes = {item.member: len(item.gpu_indices) for item in arena.overlay}
+    free = len({gpu for item in arena.overlay for gpu in item.gpus})
+    counts: dict[MemberKey, int] = {}
+    open_members: list[MemberState] = []
+    for member in arena.members:
+        fixed = member.load is None or bool(member.shut) or member.key not in sizes
+        counts[member.key] = arena.awake_count(member.key) if fixed else member.floor
+        free -= counts[member.key] * sizes.get(member.key, 0)
+        if not fixed:
+            open_members.append(member)
+    queue = [(_need(member, counts[member.key]), member) for member in open_members]
+    heapq.heapify(queue)
+    while queue:
+        _, member = heapq.heappop(queue)
+        count = counts[member.key]
+        worth = member.load is not None and member.load.work > 0 and count < member.ceiling
+        if worth and sizes[member.key] <= free:
+            counts[member.key] = count + 1
+            free -= sizes[member.key]
+            heapq.heappush(queue, (_need(member, count + 1), member))
+    return counts
+
+
+def _need(member: MemberState, count: int) -> tuple[float, int, MemberKey]:
+    """The most pressed first, with `count` replicas."""
+    work = member.load.work * member.weight if member.load is not None else 0.0
+    rho = work / count if count > 0 else float("inf") if work > 0 else 0.0
+    return (-rho, -member.priority, member.key)
+
+
+def below_target(arena: Arena) -> Iterator[tuple[MemberState, str, Terms]]:
+    """Members that should have more replicas, the most pressed first, and how donors have to stand afterwards.
+
+    Little loads are let be, and a donor must end below the receiver by the rule's margin: so each move lowers the worst
+    ρ of those that it touches, and none is taken back while the load stays.
+    """
+    rule = arena.rules.load
+    target = solve_counts(arena)
+    for member in sorted(arena.members, key=order):
+        rho, awake = member.weighted_rho, arena.awake_count(member.key)
+        if rho is None or rho <= rule.level_above or target[member.key] <= awake or not member.share.fit:
+            continue
+        said = "no routable replica" if rho == float("inf") else f"ρ = {rho:.2f}"
+        why = f"{said}, and the load asks for {target[member.key]} replicas, not {awake}"
+        yield member, why, Terms(member.key, 0.0, rho - rule.margin)

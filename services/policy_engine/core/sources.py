@@ -1,0 +1,180 @@
+"""Where a receiver's capacity comes from: idle GPUs, its own held replicas, or the gentlest release that makes room.
+
+Every pair that is looked at goes into the log, taken or left, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.donors import Judgement, Terms, judge, predicted
+from policy_engine.core.overlay import OverlayReplica
+from policy_engine.core.vocabulary import Candidate, Clamp, ClampKind, MemberKey, Region
+
+MAX_CANDIDATES = 64
+
+
+class Log:
+    """Collects the pairs that were looked at, each once, and the clamps of those that were left."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[tuple[str, str], Candidate] = {}
+        self.clamps: dict[ClampKind, Clamp] = {}
+
+    def left(self, receiver: MemberState, donor: str, reason: str, kind: ClampKind | None, awake: int) -> None:
+        """A pair that was not taken; `donor` is empty for idle GPUs."""
+        key = (str(receiver.key), donor)
+        if key not in self._candidates and len(self._candidates) < MAX_CANDIDATES:
+            self._candidates[key] = Candidate(str(receiver.key), donor, False, reason)
+        if kind is not None and kind not in self.clamps:
+            where = f"{donor}: " if donor else ""
+            self.clamps[kind] = Clamp(kind, float(awake + 1), float(awake), f"{receiver.key}: {where}{reason}")
+
+    def taken(self, receiver: MemberKey, donor: str, reason: str) -> None:
+        """The pair that was taken."""
+        self._candidates[(str(receiver), donor)] = Candidate(str(receiver), donor, True, reason)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All of them, in the order that they were looked at."""
+        return tuple(self._candidates.values())
+
+
+def pressure(member: MemberState) -> float:
+    """How pressed a member is: its ρ, else 1/Z, weighted by priority. 1 is just enough, and what cannot be told."""
+    if member.weighted_rho is not None:
+        return member.weighted_rho
+    return _inverse(member.weighted_z)
+
+
+def order(member: MemberState) -> tuple[float, int, MemberKey]:
+    """The most pressed first; then priority, then name."""
+    return (-pressure(member), -member.priority, member.key)
+
+
+def _inverse(z: float | None) -> float:
+    if z is None:
+        return 1.0
+    return 1.0 / z if z > 0 else float("inf")
+
+
+def source(arena: Arena, receiver: MemberState, log: Log, terms: Terms) -> Plan | None:
+    """Idle GPUs, then own held replicas, then a donor's release; what a release frees beside is given too."""
+    awake = arena.awake_count(receiver.key)
+    if receiver.shut:
+        log.left(receiver, "", receiver.shut, None, awake)
+        return None
+    if awake >= receiver.ceiling:
+        log.left(receiver, "", f"is at its ceiling of {receiver.ceiling}", ClampKind.MAX_REPLICAS, awake)
+        return None
+    without_donor = arena.idle_plan(receiver) or arena.held_plan(receiver)
+    if without_donor is not None:
+        return without_donor
+    log.left(receiver, "", arena.why_no_idle(receiver), None, awake)
+    return _donor_plan(arena, receiver, log, terms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A plan whose donors may all give. The lower the rank, the gentler."""
+
+    rank: tuple[int, bool, int, float, int, str]
+    plan: Plan
+
+
+def _donor_plan(arena: Arena, receiver: MemberState, log: Log, terms: Terms) -> Plan | None:
+    """The gentlest release that makes room.
+
+    That is: no server has to start up first, donors that are well off, no GPU freed in vain, donors least pressed
+    afterwards, fewest requests in flight.
+    """
+    fit: list[_Fit] = []
+    obstructed: list[Plan] = []
+    awake = arena.awake_count(receiver.key)
+    for plan in arena.donor_plans(receiver):
+        if plan.obstacle:
+            obstructed.append(plan)
+            continue
+        judged = [(key, judge(arena, key, released, terms)) for key, released in plan.released_by_member]
+        refused = next(((key, found) for key, found in judged if found.reason), None)
+        if refused is not None:
+            log.left(receiver, str(refused[0]), refused[1].reason, refused[1].clamp, awake)
+            continue
+        full = replace(_filled(arena, plan, receiver), words=_outlook(arena, receiver, plan, judged))
+        fit.append(_Fit(_rank(arena, full, judged), full))
+    fit.sort(key=lambda item: item.rank)
+    for item in fit[1:]:
+        if item.plan.donor_words != fit[0].plan.donor_words:
+            reason = item.plan.remark or "another donor is the gentler one"
+            log.left(receiver, item.plan.donor_words, reason, None, awake)
+    for plan in obstructed:
+        log.left(receiver, plan.donor_words, plan.obstacle, None, awake)
+    return fit[0].plan if fit else None
+
+
+def _rank(
+    arena: Arena, plan: Plan, judged: list[tuple[MemberKey, Judgement]]
+) -> tuple[int, bool, int, float, int, str]:
+    donor_below = arena.rules.load.donor_below
+    well_off = all(
+        found.rho <= donor_below if found.rho is not None else arena.member(key).share.region == Region.SURPLUS
+        for key, found in judged
+    )
+    most_pressed = max(found.rho if found.rho is not None else _inverse(found.z) for _, found in judged)
+    return (plan.cold_starts, not well_off, plan.spare_gpus, most_pressed, plan.in_flight, plan.wakes[0].replica)
+
+
+def _outlook(arena: Arena, receiver: MemberState, plan: Plan, judged: list[tuple[MemberKey, Judgement]]) -> str:
+    """Why the pair was taken: how each side is expected to stand."""
+    said = []
+    for key, found in judged:
+        rho = f", ρ {found.rho:.2f}" if found.rho is not None else ""
+        said.append(f"{key} keeps Z {found.z:.2f}{rho}" if found.z != float("inf") else f"{key} is idle{rho}")
+    routable = arena.routable_count(receiver.key)
+    if receiver.share.z and routable:
+        z = predicted(arena, receiver, routable, routable + len(plan.wakes))
+        said.append(f"{receiver.key} goes from Z {receiver.share.z:.2f} to {z:.2f}")
+    return "; ".join([plan.words, *said])
+
+
+def _filled(arena: Arena, plan: Plan, receiver: MemberState) -> Plan:
+    """Give what the releases free beyond the first wake to whoever needs it most: the receiver again, or another."""
+    while plan.spare_gpus > 0:
+        extra = _next_filler(arena, plan, receiver)
+        if extra is None:
+            break
+        plan = arena.with_wake(plan, extra)
+    return plan
+
+
+def _next_filler(arena: Arena, plan: Plan, receiver: MemberState) -> OverlayReplica | None:
+    best: tuple[float, int, MemberKey] | None = None
+    chosen: OverlayReplica | None = None
+    donors = {key for key, _ in plan.released_by_member}
+    for item in arena.fillers(plan):
+        member = arena.find_member(item.member)
+        if member is None or member.shut or item.member in donors:
+            continue
+        gained = sum(1 for wake in plan.wakes if wake.member == item.member)
+        awake = arena.awake_count(item.member) + gained
+        asked = member.share.demand and (member.share.fit or item.member == receiver.key)
+        wanted = asked or awake < member.floor
+        if awake >= member.ceiling or not wanted:
+            continue
+        rank = (-_pressure_with(arena, member, gained), -member.priority, member.key)
+        if best is None or rank < best:
+            best, chosen = rank, item
+    return chosen
+
+
+def _pressure_with(arena: Arena, member: MemberState, gained: int) -> float:
+    """How pressed the member will be with what the plan gives it already; just enough where it had nothing to go by."""
+    if gained == 0:
+        return pressure(member)
+    routable = arena.routable_count(member.key)
+    if member.load is not None:
+        return member.load.work / (routable + gained) * member.weight
+    if not member.share.z or routable == 0:
+        return 1.0
+    return _inverse(predicted(arena, member, routable, routable + gained) / member.weight)

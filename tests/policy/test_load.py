@@ -1,0 +1,130 @@
+"""The leading measure: what is coming and what is left over, in replicas' worth of work."""
+
+import math
+
+import pytest
+
+from policy_engine.core.load import Load, OutputMemory, load_of, remember_output
+from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
+from trimtab.config.poolrules import LoadRule
+from trimtab.config.specs import TokenServiceShare
+from trimtab.words import Quality, Role
+
+PROFILE = TokenServiceShare(theta_tps=20, capacity_prefill_tps=8000, capacity_decode_tps=2000)
+RULE = LoadRule(backlog_horizon_s=10)
+NEW = OutputMemory()
+
+
+def view(role=Role.COLOCATED, **signals):
+    values = {"running": 0.0, "waiting": 0.0, **signals}
+    typed = {name: value if isinstance(value, Signal) else ok(value) for name, value in values.items()}
+    return RoleSignals(role=role, window_end_s=100.0, **typed)
+
+
+def front(rps=4.0, prompt_tps=4000.0, output_tps=1000.0, held=0.0):
+    numbers = {"arrival_rps": rps, "arrival_prompt_tps": prompt_tps, "arrival_output_tps": output_tps, "held": held}
+    return FrontDoor(100.0, **{name: v if isinstance(v, Signal) else ok(v) for name, v in numbers.items()})
+
+
+def load(signals, door, *, profile=PROFILE, routable=2, memory=NEW, rule=RULE):
+    return load_of(rule, profile, signals, door, tpot_s=0.05, routable=routable, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("signals", "door", "arriving", "backlog"),
+    [
+        # 4000 / 8000 of a replica for prompts, 1000 / 2000 for output
+        (view(), front(), 1.0, 0.0),
+        # 20 waiting, each 1000 + 250 tokens: 20 · (1000 / 8000 + 250 / 2000) = 5 replica-seconds, within 10 s
+        (view(waiting=20), front(), 1.0, 0.5),
+        # held at gateways counts the same
+        (view(waiting=12), front(held=8), 1.0, 0.5),
+        # 150 run where arrivals explain 1000 · 0.05 = 50: the rest takes (150 / 0.05 − 1000) / 2000
+        (view(running=150), front(), 1.0, 1.0),
+        (view(running=50), front(), 1.0, 0.0),
+        # half of each prompt is in the prefix cache
+        (view(prefix_hit_ratio=0.5), front(), 0.75, 0.0),
+        # nothing arrives and nobody is there
+        (view(), front(0, 0, 0), 0.0, 0.0),
+        # a burst is over: what runs is all there is
+        (view(running=100), front(0, 0, 0), 0.0, 1.0),
+    ],
+)
+def test_work_is_what_arrives_and_what_is_left_over(signals, door, arriving, backlog):
+    found = load(signals, door)
+    assert found.arriving == pytest.approx(arriving)
+    assert found.backlog == pytest.approx(backlog)
+    assert found.rho == pytest.approx((arriving + backlog) / 2)
+    assert found.with_replicas(4) == pytest.approx((arriving + backlog) / 4)
+
+
+@pytest.mark.parametrize(
+    ("role", "arriving", "backlog"),
+    [(Role.PREFILL, 0.5, 20 * 1000 / 8000 / 10), (Role.DECODE, 0.5, 20 * 250 / 2000 / 10)],
+)
+def test_a_stage_has_its_own_work(role, arriving, backlog):
+    found = load(view(role, waiting=20), front())
+    assert found.arriving == pytest.approx(arriving)
+    assert found.backlog == pytest.approx(backlog)
+
+
+def test_a_burst_shows_before_any_request_runs():
+    """Nothing is served differently yet, so a share would say that all is well; what arrives says the opposite."""
+    calm, burst = load(view(running=20), front()), load(view(running=20), front(20, 20_000, 5_000))
+    assert calm.rho == pytest.approx(0.5)
+    assert burst.rho == pytest.approx(2.5)
+
+
+def test_nobody_awake_leaves_work_without_a_ratio():
+    frozen = view(running=300, waiting=300)
+    found = load(frozen, front(held=20), routable=0)
+    assert found.backlog == pytest.approx(0.5), "sleepers' gauges are frozen, what gateways hold is not"
+    assert found.rho is None
+
+
+@pytest.mark.parametrize(
+    ("signals", "door", "profile", "rule"),
+    [
+        (view(), front(), TokenServiceShare(theta_tps=20, capacity_decode_tps=2000), RULE),
+        (view(), front(), TokenServiceShare(theta_tps=20, capacity_prefill_tps=8000), RULE),
+        (view(), front(), PROFILE, LoadRule(enabled=False)),
+        (view(), front(rps=missing()), PROFILE, RULE),
+        (view(), front(prompt_tps=missing()), PROFILE, RULE),
+        (view(), front(output_tps=missing()), PROFILE, RULE),
+        (view(running=missing()), front(), PROFILE, RULE),
+        (view(waiting=Signal(9.0, Quality.STALE)), front(), PROFILE, RULE),
+        (view(), FrontDoor(), PROFILE, RULE),
+    ],
+)
+def test_what_cannot_be_read_is_no_load_at_all(signals, door, profile, rule):
+    assert load(signals, door, profile=profile, rule=rule) is None
+
+
+def test_outputs_are_what_requests_took_of_late_where_they_may_ask_for_more():
+    """Clients send max_tokens 4096 and stop after 100: what they may ask for is not what is coming."""
+    asked = front(4, 4000, 4 * 4096)
+    assert load(view(), asked).arriving == pytest.approx(0.5 + 4 * 4096 / 2000)
+    known = OutputMemory(decode_tps=400.0, request_rps=4.0, window_end_s=99.0)
+    assert load(view(), asked, memory=known).arriving == pytest.approx(0.5 + 4 * 100 / 2000)
+    less = front(4, 4000, 4 * 50)
+    assert load(view(), less, memory=known).arriving == pytest.approx(0.5 + 4 * 50 / 2000)
+    unknown = front(4, 4000, missing())
+    assert load(view(), unknown, memory=known).arriving == pytest.approx(0.5 + 4 * 100 / 2000)
+
+
+def test_the_memory_of_outputs_moves_once_a_window_and_forgets_in_a_minute():
+    first = remember_output(NEW, view(decode_tps=400.0, request_rps=4.0))
+    assert first.tokens == pytest.approx(100)
+    assert remember_output(first, view(decode_tps=9000.0, request_rps=3.0)) == first, "the same window"
+    later = RoleSignals(role=Role.COLOCATED, window_end_s=160.0, decode_tps=ok(1000.0), request_rps=ok(2.0))
+    kept = math.exp(-1)
+    second = remember_output(first, later)
+    assert second.tokens == pytest.approx((400 * kept + 1000 * (1 - kept)) / (4 * kept + 2 * (1 - kept)))
+    assert remember_output(second, view(decode_tps=missing(), request_rps=ok(1.0))) == second
+    assert NEW.tokens is None
+
+
+def test_a_load_is_divided_by_the_replicas_alone():
+    assert Load(1.5, 0.5, 4).rho == 0.5
+    assert Load(1.5, 0.5, 0).rho is None
+    assert Load(0.0, 0.0, 0).with_replicas(1) == 0.0

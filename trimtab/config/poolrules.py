@@ -1,0 +1,65 @@
+"""The rules of a pool's arbiter that go beyond the plain ones of TRE, each switchable, and their defaults.
+
+The defaults are what is shipped; `PoolRules.plain()` are the paper's rules and nothing else, to compare with.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from trimtab.config.fields import SMALLEST, Seconds, Spec, enum_word
+
+AllocationWord = Annotated[Literal["share", "load"], enum_word("ALLOCATION_")]
+PredictionWord = Annotated[Literal["power", "elasticity", "capacity"], enum_word("PREDICTION_")]
+OverloadWord = Annotated[Literal["rescue", "level"], enum_word("OVERLOAD_")]
+
+MAX_RATIO = 1000.0
+
+
+class LoadRule(Spec):
+    """The leading measure ρ = (arriving work + backlog) / capacity beside Z.
+
+    It needs gateways that report what arrives, and the member's capacities in its `tokenServiceShare`; a member without
+    either has no ρ and goes by Z alone. A member is rescued when ρ passes `rescue_above`. A donor's ρ after the release
+    must be at most `donor_below`, or below the receiver's by `margin`. A backlog is to be gone after
+    `backlog_horizon_s`. With `allocation: load` a member gains from `level_above` on.
+    """
+
+    enabled: bool = True
+    rescue_above: float = Field(1.0, ge=SMALLEST, le=MAX_RATIO)
+    donor_below: float = Field(0.8, ge=0, le=MAX_RATIO)
+    margin: float = Field(0.1, ge=0, le=MAX_RATIO)
+    backlog_horizon_s: Seconds = 10.0
+    level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
+
+
+class PoolRules(Spec):
+    """How a pool's arbiter decides.
+
+    - `allocation`: `share` goes by Z (with ρ beside it), `load` re-solves the pool by ρ at every tick and moves one
+      bounded transition towards that.
+    - `prediction`: how Z after a transfer is told: `power` Z·(n'/n)^1.5, `elasticity` with an exponent learnt from the
+      member's own transfers, `capacity` from the load and the profile's capacities.
+    - `stage_guard`: a stage of a disaggregated service does not give while the other stage is in need.
+    - `settle_s`: who just gained or gave is not judged by its Z until its window has seen the change.
+    - `priority_base`: Z is divided, and ρ multiplied, by this to the power of the priority; 1 for ranking alone.
+    - `overload`: with every Z below 1, `rescue` moves capacity to critical members only, `level` also from a better to
+      a worse served one.
+    - `max_transitions`: under way at a time, disjoint in services; 0 for one per 32 GPUs, at least one.
+    """
+
+    allocation: AllocationWord = "share"
+    load: LoadRule = LoadRule()
+    prediction: PredictionWord = "capacity"
+    stage_guard: bool = True
+    settle_s: float = Field(0.0, ge=0, le=86_400)
+    priority_base: float = Field(1.0, ge=1, le=10)
+    overload: OverloadWord = "rescue"
+    max_transitions: int = Field(0, ge=0, le=256)
+
+    @classmethod
+    def plain(cls) -> Self:
+        """TRE's own rules: Z alone, the power law, one cadence after the other."""
+        return cls(load=LoadRule(enabled=False), prediction="power", stage_guard=False)
