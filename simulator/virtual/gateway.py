@@ -166,6 +166,8 @@ class VirtualGateway:
         name = f"{item.row}.{item.reissued}"
         request = item.request
         server = self.servers.by_name[ticket.target.replica]
+        if not server.awake:
+            raise RuntimeError(f"{server.name} is shown as routable at {now_s:.3f} s and is {server.state}")
         engine_request = EngineRequest(name, request.prompt_tokens + item.sent, request.output_tokens - item.sent)
         self._open[name] = item
         self.servers.clock.submit(server.index, engine_request, now_s)

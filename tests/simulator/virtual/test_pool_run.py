@@ -1,0 +1,172 @@
+"""A pool on virtual time: nothing is lost, equal runs are equal, capacity follows demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from policy_engine.core.vocabulary import MemberKey
+from simulator.baselines.interface import Desired, FleetView
+from simulator.core.memory import OutOfMemory
+from simulator.offline.fleet import colocated
+from simulator.profiles import packaged_profiles
+from simulator.virtual.control import ShareController
+from simulator.virtual.counts import CountController
+from simulator.virtual.pool_run import PoolRun, PoolSetup, run_pool
+from simulator.virtual.result import RunResult
+from simulator.virtual.servers import ServerState
+from tests.simulator.virtual.pools import MODELS, pool_setup, stepped_trace
+from trimtab.words import LifeCycle, Role
+
+DURATION_S = 120.0
+
+
+def keep(view: FleetView) -> Desired:
+    """As many replicas as there are."""
+    return {role.key: role.desired for role in view.roles}
+
+
+def run(
+    setup: PoolSetup, controller: CountController | ShareController, *, seed: int = 1, load: float = 1.0
+) -> RunResult:
+    trace = stepped_trace(seed=seed, duration_s=DURATION_S, small_rps=6.0 * load, large_rps=(1.0 * load, 30.0 * load))
+    return run_pool(setup, trace, controller, policy="p", trace="stepped", seed=seed, duration_s=DURATION_S)
+
+
+def test_every_request_is_answered_in_full_also_over_transitions() -> None:
+    """Tokens in are tokens out: a reissued request counts once, with its first token where it was first given."""
+    trace = stepped_trace(seed=3, duration_s=DURATION_S, small_rps=6.0, large_rps=(1.0, 30.0))
+    result = run_pool(
+        pool_setup(), trace, ShareController(), policy="p", trace="stepped", seed=3, duration_s=DURATION_S
+    )
+    columns = result.requests
+    assert result.transitions >= 1
+    assert len(columns) == len(trace)
+    assert bool(columns.complete.all())
+    assert columns.output_tokens.tolist() == [request.output_tokens for request in trace]
+    assert columns.arrival_s.tolist() == [request.arrival_s for request in trace]
+    assert bool((columns.first_token_s > columns.arrival_s).all())
+    assert bool((columns.finished_s >= columns.first_token_s).all())
+    assert int(columns.reissued.max()) <= 1
+
+
+def test_tokens_that_engines_generated_are_those_that_clients_got_and_no_more() -> None:
+    """Continuing an evicted request computes its prompt again, never an answer's token twice."""
+    trace = stepped_trace(seed=5, duration_s=DURATION_S, small_rps=6.0, large_rps=(1.0, 30.0))
+    pool = PoolRun(pool_setup(drain_timeout_s=0.2), ShareController())
+    pool.run(trace, duration_s=DURATION_S, grace_s=600.0)
+    generated = sum(
+        pool.servers.clock.engines[server.index].observe(pool.servers.clock.now_s).generated_tokens
+        for server in pool.servers.by_index
+    )
+    assert int(pool.gateway.columns().reissued.sum()) > 0
+    assert generated == sum(request.output_tokens for request in trace)
+
+
+def test_equal_runs_are_equal_bit_for_bit() -> None:
+    first, second = (run(pool_setup(), ShareController()) for _ in range(2))
+    assert first.requests.finished_s.tobytes() == second.requests.finished_s.tobytes()
+    assert first.timeline == second.timeline
+    assert (first.gpu_hours, first.energy_kwh) == (second.gpu_hours, second.energy_kwh)
+
+
+def test_replicas_that_stay_serve_as_fleets_of_their_own() -> None:
+    """Without a transition a pool is nothing but its services' fleets, with the same router."""
+    result = run(pool_setup(), CountController(keep, period_s=5.0))
+    trace = stepped_trace(seed=1, duration_s=DURATION_S, small_rps=6.0, large_rps=(1.0, 30.0))
+    for position, (service, count) in enumerate((("large", 1), ("small", 4))):
+        fleet = colocated(packaged_profiles()[MODELS[service][0]], count)
+        records = fleet.run(request for request in trace if request.service == service)
+        mine = result.requests.service == position
+        expected = np.sort(records.e2e_s)
+        assert np.sort(result.requests.e2e_s[mine]) == pytest.approx(expected, rel=1e-9)
+    assert (result.wakes, result.releases, result.transitions) == (0, 0, 0)
+    assert result.gpu_hours == pytest.approx(6 * DURATION_S / 3600)
+
+
+def test_the_share_rule_moves_capacity_to_who_needs_it() -> None:
+    """`large` needs twice its replicas from half time on, `small` has one to spare."""
+    static = run(pool_setup(), CountController(keep, period_s=5.0))
+    moved = run(pool_setup(), ShareController())
+    before = np.percentile(static.requests.e2e_s, 95)
+    after = np.percentile(moved.requests.e2e_s, 95)
+    assert moved.releases >= 2
+    assert moved.wakes >= 1
+    assert after < 0.8 * before
+    assert any(point.z is not None for point in moved.timeline)
+
+
+def test_a_gpu_never_has_two_awake_servers_and_a_floor_is_kept() -> None:
+    """Looked at every 50 ms of a run that moves capacity."""
+    pool = PoolRun(pool_setup(), ShareController())
+    seen: list[tuple[float, int, int]] = []
+
+    def look(now_s: float) -> None:
+        users: dict[object, int] = {}
+        for server in pool.servers.by_name.values():
+            if server.state in (ServerState.AWAKE, ServerState.WAKING, ServerState.FALLING_ASLEEP):
+                for gpu in server.gpus:
+                    users[gpu] = users.get(gpu, 0) + 1
+        routable = [
+            sum(
+                1
+                for replica in pool.actuator.state.replicas.values()
+                if replica.routable and replica.spec.service == service
+            )
+            for service in MODELS
+        ]
+        seen.append((now_s, max(users.values(), default=0), min(routable)))
+        pool.servers.clock.call_at(now_s + 0.05, look)
+
+    pool.servers.clock.call_at(9.0, look)
+    trace = stepped_trace(seed=1, duration_s=DURATION_S, small_rps=6.0, large_rps=(1.0, 30.0))
+    pool.run(trace, duration_s=DURATION_S, grace_s=60.0)
+    assert pool.result(policy="p", trace="t", seed=1, duration_s=DURATION_S).transitions >= 1
+    assert len(seen) > 1000
+    assert max(most for _, most, _ in seen) == 1
+    assert min(least for _, _, least in seen) >= 1
+
+
+def test_a_wake_that_is_refused_is_rolled_back_and_the_donors_serve_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No large server ever finds its memory free: what was released for it is woken again."""
+    pool = PoolRun(pool_setup(), ShareController())
+    wake = pool.servers.wake
+
+    def refuse_large(name: str, done: Callable[[], None]) -> OutOfMemory | None:
+        server = pool.servers.by_name[name]
+        return OutOfMemory(server.gpus[0], 40.0, 39.0, 34.0) if server.service == "large" else wake(name, done)
+
+    monkeypatch.setattr(pool.servers, "wake", refuse_large)
+    trace = stepped_trace(seed=1, duration_s=DURATION_S, small_rps=6.0, large_rps=(1.0, 30.0))
+    pool.run(trace, duration_s=DURATION_S, grace_s=600.0)
+    result = pool.result(policy="p", trace="t", seed=1, duration_s=DURATION_S)
+    pool.servers.clock.run_before(pool.servers.clock.now_s + 60.0)
+    assert result.counts["failed transitions"] >= 1
+    assert bool(result.requests.complete.all())
+    awake = [record.name for record in pool.actuator.state.replicas.values() if record.life_cycle is LifeCycle.ACTIVE]
+    assert tuple(sorted(awake)) == pool.desk.awake
+    assert sum(1 for name in awake if pool.servers.by_name[name].service == "small") == 4
+
+
+def test_a_request_for_a_service_that_the_pool_lacks_is_refused_by_name() -> None:
+    trace = stepped_trace(seed=1, duration_s=10.0, small_rps=1.0, large_rps=(1.0, 1.0))
+    foreign = [type(trace[0])(1.0, "stranger", 10, 10)]
+    with pytest.raises(ValueError, match="stranger"):
+        run_pool(pool_setup(), foreign, ShareController(), policy="p", trace="t", seed=1, duration_s=10.0)
+
+
+def test_the_first_sleep_is_slow_unless_it_was_done_before() -> None:
+    """A server that never slept takes its profile's first sleep, once."""
+    pool = PoolRun(pool_setup(), ShareController())
+    key = MemberKey("small", Role.COLOCATED)
+    name = next(name for name in pool.desk.awake if pool.desk.members[name] == key)
+    server = pool.servers.by_name[name]
+    times: list[float] = []
+    for slept in (False, True):
+        server.slept_before, server.state = slept, ServerState.AWAKE
+        start_s = pool.servers.clock.now_s
+        assert pool.servers.sleep(name, lambda: times.append(pool.servers.clock.now_s - start_s)) == 0  # noqa: B023
+        pool.servers.clock.run_before(start_s + 60.0)
+    assert times == pytest.approx([server.profile.lifecycle.first_sleep_s, server.profile.lifecycle.sleep_s])
