@@ -19,7 +19,7 @@ _LEAST_S = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of consecutive buckets. Bucket `i` ends at `1e-6 * 1.01**i` seconds and begins where the one before ends."""
+    """Counts of consecutive buckets; bucket `i` ends at `1e-6 * 1.01**i` seconds, where the next one begins."""
 
     total_s: float = 0.0
     """Sum of the values themselves."""

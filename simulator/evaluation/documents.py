@@ -1,0 +1,149 @@
+"""An evaluation as plain data: one JSON object, and rows for a table of one figure a line.
+
+Everything that may differ between two runs of the same inputs stands under `machine`; all else is the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from simulator.evaluation.bars import Bar
+from simulator.evaluation.spread import Spread
+from simulator.evaluation.study import Evaluation
+from simulator.evaluation.suite import Suite
+from simulator.evaluation.summaries import ALL, FIGURE_METRICS, RUN_METRICS
+
+COMPARED = ("e2e_mean_s", "e2e_p50_s", "e2e_p95_s", "e2e_p99_s", "ttft_p95_s", "tpot_p95_s", "gpu_hours", "energy_kwh")
+"""Metrics whose change against the baseline is told."""
+CSV_COLUMNS = (
+    "trace", "policy", "service", "metric",
+    "seeds", "missing", "mean", "ci_low", "ci_high", "median", "low", "high", "pooled",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Everything there is to tell of a suite's run."""
+
+    suite: Suite
+    evaluation: Evaluation
+    bars: tuple[Bar, ...]
+    notes: tuple[str, ...]
+    machine: Mapping[str, object]
+
+    @classmethod
+    def of(cls, suite: Suite, evaluation: Evaluation, machine: Mapping[str, object]) -> Finding:
+        """With the suite's own bars and notes."""
+        return cls(
+            suite=suite,
+            evaluation=evaluation,
+            bars=tuple(suite.bars(evaluation)) if suite.bars else (),
+            notes=tuple(suite.notes(evaluation)) if suite.notes else (),
+            machine=machine,
+        )
+
+
+def document(finding: Finding) -> dict[str, object]:
+    """The whole as one object: machine, inputs, results by trace and policy, failures, bars, notes."""
+    evaluation = finding.evaluation
+    return {
+        "machine": dict(finding.machine),
+        "inputs": inputs(finding.suite),
+        "results": {
+            trace: {policy: _results(evaluation, policy, trace) for policy in evaluation.policies}
+            for trace in evaluation.traces
+        },
+        "failures": [
+            {"policy": case.policy, "trace": case.trace, "seed": case.seed, "error": error}
+            for case, error in evaluation.failures.items()
+        ],
+        "bars": [dataclasses.asdict(bar) for bar in finding.bars],
+        "notes": list(finding.notes),
+    }
+
+
+def inputs(suite: Suite) -> dict[str, object]:
+    """What was run, as plain data."""
+    return {
+        "suite": suite.name,
+        "policies": dict(suite.policies),
+        "baseline": suite.baseline,
+        "traces": dict(suite.traces),
+        "seeds": list(suite.seeds),
+        "slos": {name: dataclasses.asdict(slo) for name, slo in suite.slos.items()},
+        **suite.inputs,
+    }
+
+
+def json_text(finding: Finding) -> str:
+    """`document` as text. Raises ValueError where a suite let NaN or infinity into it."""
+    return json.dumps(document(finding), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def csv_text(evaluation: Evaluation) -> str:
+    """Every figure over seeds and pooled, one a line; what is missing is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    writer.writerows(_rows(evaluation))
+    return text.getvalue()
+
+
+def _rows(evaluation: Evaluation) -> Iterator[Sequence[object]]:
+    services = (ALL, *evaluation.services())
+    for trace in evaluation.traces:
+        for policy in evaluation.policies:
+            for service in services:
+                together = evaluation.pooled(policy, trace, service)
+                for metric, of in FIGURE_METRICS.items():
+                    spread = evaluation.spread(policy, trace, metric, service)
+                    yield _row((trace, policy, service, metric), spread, of(together) if together else None)
+            for metric in (*RUN_METRICS, *count_names(evaluation)):
+                yield _row((trace, policy, ALL, metric), evaluation.spread(policy, trace, metric), None)
+
+
+def _row(head: Sequence[str], spread: Spread, together: float | None) -> Sequence[object]:
+    figures = (spread.mean, spread.ci_low, spread.ci_high, spread.median, spread.low, spread.high, together)
+    return (*head, spread.seeds, spread.missing, *("" if figure is None else figure for figure in figures))
+
+
+def count_names(evaluation: Evaluation) -> tuple[str, ...]:
+    """`counts.NAME` of everything that a policy counted."""
+    return tuple(sorted({f"counts.{name}" for run in evaluation.runs.values() for name in run.counts}))
+
+
+def _results(evaluation: Evaluation, policy: str, trace: str) -> dict[str, object]:
+    runs = evaluation.of(policy, trace)
+    return {
+        "over_seeds": {
+            **_spreads(evaluation, policy, trace, (*FIGURE_METRICS, *RUN_METRICS, *count_names(evaluation)), ALL),
+        },
+        "pooled": _pooled(evaluation, policy, trace, ALL),
+        "services": {
+            service: {
+                "over_seeds": _spreads(evaluation, policy, trace, tuple(FIGURE_METRICS), service),
+                "pooled": _pooled(evaluation, policy, trace, service),
+            }
+            for service in evaluation.services()
+        },
+        "change": {
+            metric: dataclasses.asdict(evaluation.change(policy, trace, metric, against=evaluation.baseline))
+            for metric in COMPARED
+        },
+        "runs": [run.to_json() for run in runs],
+    }
+
+
+def _spreads(
+    evaluation: Evaluation, policy: str, trace: str, metrics: Sequence[str], service: str
+) -> dict[str, object]:
+    return {metric: dataclasses.asdict(evaluation.spread(policy, trace, metric, service)) for metric in metrics}
+
+
+def _pooled(evaluation: Evaluation, policy: str, trace: str, service: str) -> dict[str, object] | None:
+    together = evaluation.pooled(policy, trace, service)
+    return None if together is None else together.to_json()

@@ -1,0 +1,149 @@
+"""Runs many things in worker processes: each by itself, results in the order asked for, whatever ends first.
+
+No more is handed out than there are workers. So when a worker dies without a word (killed for its memory, or a crash in
+native code), few things can have been its end; each of them is then run again in a process of its own, and the one that
+kills that one too has failed. A failure is a line of text, never the end of the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Outcome(NamedTuple, Generic[R]):
+    """A result, or else what went wrong, in a line."""
+
+    result: R | None
+    error: str | None = None
+
+
+def usable_cpus() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_all(
+    work: Callable[[T], R], items: Sequence[T], *, jobs: int, on_done: Callable[[T, Outcome[R]], None] | None = None
+) -> list[Outcome[R]]:
+    """`work` of every item, in order; `on_done` is called as each ends. With one job, here; else in new processes.
+
+    For several jobs `work`, items and results must be picklable. Workers are ended when this is interrupted.
+    """
+    outcomes: dict[int, Outcome[R]] = {}
+    for index, outcome in _outcomes(work, items, jobs):
+        outcomes[index] = outcome
+        if on_done is not None:
+            on_done(items[index], outcome)
+    return [outcomes[index] for index in range(len(items))]
+
+
+def _outcomes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, Outcome[R]]]:
+    if jobs == 1:
+        for index, item in enumerate(items):
+            yield index, _guarded(work, item)
+        return
+    left = deque(range(len(items)))
+    while left:
+        suspects: list[int] = []
+        with _pool(work, min(jobs, len(left))) as pool:
+            yield from _until_broken(pool, items, left, suspects, jobs)
+        for index in suspects:
+            with _pool(work, 1) as alone:
+                yield index, _alone(alone, items[index])
+
+
+def _until_broken(
+    pool: ProcessPoolExecutor, items: Sequence[T], left: deque[int], suspects: list[int], jobs: int
+) -> Iterator[tuple[int, Outcome[R]]]:
+    """Takes from `left` until it is empty, or a worker died; then what was under way is in `suspects`."""
+    under_way: dict[Future[Outcome[Any]], int] = {}
+    while not suspects and (left or under_way):
+        while left and len(under_way) < jobs:
+            index = left.popleft()
+            try:
+                under_way[pool.submit(_in_worker, items[index])] = index
+            except BrokenProcessPool:
+                suspects.append(index)
+                break
+        done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+        for future in sorted(done, key=lambda one: under_way[one]):
+            index = under_way.pop(future)
+            error = future.exception()
+            if isinstance(error, BrokenProcessPool):
+                suspects.append(index)
+            elif error is not None:
+                yield index, Outcome(None, _line(error))
+            else:
+                yield index, future.result()
+    suspects += under_way.values()
+    suspects.sort()
+
+
+def _alone(pool: ProcessPoolExecutor, item: T) -> Outcome[R]:
+    try:
+        return pool.submit(_in_worker, item).result()
+    except BrokenProcessPool:
+        return Outcome(None, "its process died without a word; a common cause is too little memory (try fewer --jobs)")
+    except Exception as error:  # noqa: BLE001 - what cannot be pickled comes out here as anything
+        return Outcome(None, _line(error))
+
+
+@contextlib.contextmanager
+def _pool(work: Callable[[T], R], workers: int) -> Generator[ProcessPoolExecutor]:
+    """New processes that know `work`; none of them is left behind, whatever ends the block."""
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(work,)
+    )
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown()
+
+
+_work: Callable[[Any], Any] | None = None
+
+
+def _begin(work: Callable[[T], R]) -> None:
+    """A worker's start. An interrupt from the terminal reaches workers too: they go without a traceback."""
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _work = work
+
+
+def _in_worker(item: object) -> Outcome[Any]:
+    if _work is None:
+        raise RuntimeError("a worker was started without its work")
+    return _guarded(_work, item)
+
+
+def _guarded(work: Callable[[T], R], item: T) -> Outcome[R]:
+    try:
+        return Outcome(work(item))
+    except Exception as error:  # noqa: BLE001 - one case's failure, whatever it is, must not end the others
+        return Outcome(None, _line(error))
+
+
+def _line(error: BaseException) -> str:
+    """An error as one line: what it says, and where it came from."""
+    text = " ".join(str(error).split()) or "no message"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{where}"
