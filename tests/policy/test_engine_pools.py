@@ -338,6 +338,30 @@ async def test_the_end_of_an_operation_is_taken_up_at_once(fake_actuator, start_
     assert (await decisions_of(slow))[0].outcome.operation_ids == ["op-2"]
 
 
+async def test_new_windows_are_decided_on_at_once(store, fake_actuator, start_engine, windows):
+    """Turns come every 30 s here: whoever is short of capacity waits for its window alone."""
+    first = await start_engine(fake_actuator)
+    await apply(first, pooled("chat"), pooled("code"), pool_of(("chat", 1), ("code", 1), gpus=3))
+    await settled(first, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    await first.stop()
+    old = fake_actuator.tokens[-1]
+    slow = await start_engine(fake_actuator, tick_interval_s=30)
+    await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old), 5)
+    await asyncio.sleep(0.3)  # The rescue loop is due again.
+    for name in ("chat", "code"):
+        await windows.demand(name, 0)
+    await windows.write("chat", ["chat-node-0-0"], decode_tps=50, running=10)
+    await windows.write("code", ["code-node-0-1"], decode_tps=0, running=0)
+    assert len(fake_actuator.states) == 1
+    await store.redis.publish(keys.windows_written(), "0.000")
+
+    async def woken():
+        return [item for item in await decisions_of(slow) if item.kind == decision_pb2.DECISION_KIND_TRANSITION]
+
+    (decision,) = await until(woken, 5)
+    assert decision.transition.wakes[0].service == "chat"
+
+
 async def test_an_actuator_of_another_cluster_is_refused(fake_actuator, start_engine):
     fake_actuator.cluster = "elsewhere"
     engine = await start_engine(fake_actuator)

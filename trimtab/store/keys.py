@@ -98,6 +98,11 @@ def collector_members() -> str:
     return owned(COLLECTOR, "members")
 
 
+def windows_written() -> str:
+    """Channel, no key: whoever has written a round of windows says so, with their end in seconds (``store.news``)."""
+    return owned(COLLECTOR, "written")
+
+
 def sample_schemas() -> str:
     """Hash: fingerprint (16 hexadecimal digits) → SampleSchema of the samples' levels."""
     return owned(COLLECTOR, "schemas")

@@ -108,6 +108,7 @@ class Archive:
             queued += batch
             size += batch_size
         queued += [("HDEL", keys.observed_roles(), _field(key)) for key in self._forgotten - mine.keys()]
+        queued.append(("PUBLISH", keys.windows_written(), f"{at_s:.3f}"))
         await self._execute(queued)
         self._newest = newest
         self._replicas = {key: frozenset(found) for key, found in written.items()}

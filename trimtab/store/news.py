@@ -1,0 +1,49 @@
+"""Hears at once that somebody has written, instead of looking again and again.
+
+News is a hint and no more: it may come twice, late, or not at all while the store is away. Who waits for it has to look
+by itself from time to time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+from redis.exceptions import RedisError
+
+from trimtab.store.client import Store
+from trimtab.waiting import stopped_within
+
+log = structlog.get_logger(__name__)
+
+_LISTEN_S = 1.0
+_BACKOFF_S = 0.5
+
+
+async def follow_news(store: Store, channel: str, on_news: Callable[[], None], *, stopping: asyncio.Event) -> None:
+    """Call ``on_news`` for every message on ``channel`` until ``stopping``; after an outage it subscribes again."""
+    listening = True
+    while not stopping.is_set():
+        try:
+            await _listen(store, channel, on_news, stopping)
+        except (RedisError, OSError) as error:
+            if listening:
+                log.info("no news from the store for now", channel=channel, error=str(error))
+            listening = False
+            await stopped_within(stopping, _BACKOFF_S)
+        else:
+            listening = True
+
+
+async def _listen(store: Store, channel: str, on_news: Callable[[], None], stopping: asyncio.Event) -> None:
+    subscription = store.redis.pubsub(ignore_subscribe_messages=True)
+    try:
+        await subscription.subscribe(channel)
+        while not stopping.is_set():
+            if await subscription.get_message(timeout=_LISTEN_S) is not None:
+                on_news()
+    finally:
+        with suppress(RedisError, OSError):
+            await subscription.aclose()  # type: ignore[no-untyped-call]
