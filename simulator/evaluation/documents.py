@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from simulator.evaluation.bars import Bar
+from simulator.evaluation.runner import error_line
 from simulator.evaluation.spread import Spread
 from simulator.evaluation.study import Evaluation
 from simulator.evaluation.suite import Suite
 from simulator.evaluation.summaries import ALL, FIGURE_METRICS, RUN_METRICS
+
+T = TypeVar("T")
 
 COMPARED = ("e2e_mean_s", "e2e_p50_s", "e2e_p95_s", "e2e_p99_s", "ttft_p95_s", "tpot_p95_s", "gpu_hours", "energy_kwh")
 """Metrics whose change against the baseline is told."""
@@ -34,17 +39,44 @@ class Finding:
     bars: tuple[Bar, ...]
     notes: tuple[str, ...]
     machine: Mapping[str, object]
+    problems: tuple[str, ...] = ()
+    """What went wrong with the suite's bars or notes; hours of runs are not thrown away for it."""
 
     @classmethod
     def of(cls, suite: Suite, evaluation: Evaluation, machine: Mapping[str, object]) -> Finding:
         """With the suite's own bars and notes."""
+        bars, no_bars = _asked("bars", suite.bars and functools.partial(_plain, suite.bars), evaluation)
+        notes, no_notes = _asked("notes", suite.notes, evaluation)
         return cls(
-            suite=suite,
-            evaluation=evaluation,
-            bars=tuple(suite.bars(evaluation)) if suite.bars else (),
-            notes=tuple(suite.notes(evaluation)) if suite.notes else (),
-            machine=machine,
+            suite=suite, evaluation=evaluation, bars=bars, notes=notes, machine=machine, problems=no_bars + no_notes
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every case ran and everything could be told of them."""
+        return not self.evaluation.failures and not self.problems
+
+    @property
+    def bars_met(self) -> bool:
+        """Whether every bar is."""
+        return all(bar.ok for bar in self.bars)
+
+
+def _plain(ask: Callable[[Evaluation], Sequence[Bar]], evaluation: Evaluation) -> Sequence[Bar]:
+    """Bars that can be written as JSON; TypeError or ValueError for others."""
+    bars = ask(evaluation)
+    json.dumps([dataclasses.asdict(bar) for bar in bars], allow_nan=False)
+    return bars
+
+
+def _asked(
+    what: str, ask: Callable[[Evaluation], Sequence[T]] | None, evaluation: Evaluation
+) -> tuple[tuple[T, ...], tuple[str, ...]]:
+    """What a suite says of its runs, and the trouble that it had with that."""
+    try:
+        return (tuple(ask(evaluation)) if ask else ()), ()
+    except Exception as error:  # noqa: BLE001 - a suite's own mistake, whatever it is
+        return (), (f"the suite's {what} could not be told: {error_line(error)}",)
 
 
 def document(finding: Finding) -> dict[str, object]:
@@ -61,6 +93,7 @@ def document(finding: Finding) -> dict[str, object]:
             {"policy": case.policy, "trace": case.trace, "seed": case.seed, "error": error}
             for case, error in evaluation.failures.items()
         ],
+        "problems": list(finding.problems),
         "bars": [dataclasses.asdict(bar) for bar in finding.bars],
         "notes": list(finding.notes),
     }

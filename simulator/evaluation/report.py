@@ -17,7 +17,7 @@ from simulator.evaluation.report_style import STYLE
 from simulator.evaluation.spread import Spread
 from simulator.evaluation.study import Evaluation
 from simulator.evaluation.summaries import ALL, FIGURE_METRICS, LATENCIES, RUN_METRICS
-from simulator.evaluation.tables import OVERALL_HEADINGS, overall_cells, value_text
+from simulator.evaluation.tables import OVERALL_HEADINGS, overall_cells, summary_line, value_text
 
 _SERVICE = ("slo_attainment", "ttft_attainment", "tpot_attainment", "goodput_rps", "output_tps")
 _FATES = ("requests", "lost", "unfinished", "reissued")
@@ -49,7 +49,7 @@ def report(finding: Finding, plots: Sequence[Plot]) -> str:
     suite, evaluation = finding.suite, finding.evaluation
     sections = [
         ("verdict", "Bars", "".join(_bars(finding))),
-        ("failures", "Cases that failed", "".join(_failures(evaluation))),
+        ("failures", "What failed", "".join(_failures(finding))),
         ("overall", "All traces", "".join(_overall(evaluation, plots))),
         *(
             (f"trace-{index}", trace, "".join(_trace(finding, trace, plots)))
@@ -75,18 +75,6 @@ def report(finding: Finding, plots: Sequence[Plot]) -> str:
     )
 
 
-def summary_line(finding: Finding) -> str:
-    """What ran and what came of it, in a line."""
-    evaluation, bars = finding.evaluation, finding.bars
-    size = (
-        f"{len(evaluation.policies)} policies × {len(evaluation.traces)} traces × {len(evaluation.seeds)} seeds: "
-        f"{len(evaluation.runs)} runs"
-    )
-    failed = f", {len(evaluation.failures)} failed" if evaluation.failures else ""
-    met = f"; {sum(bar.ok for bar in bars)} of {len(bars)} bars met" if bars else ""
-    return size + failed + met
-
-
 # Sections
 
 
@@ -99,9 +87,10 @@ def _bars(finding: Finding) -> Iterator[str]:
         yield _table(("bar", "", "asked", "value"), rows, plain=True)
 
 
-def _failures(evaluation: Evaluation) -> Iterator[str]:
-    if evaluation.failures:
-        rows = [(escape(str(case)), escape(error)) for case, error in evaluation.failures.items()]
+def _failures(finding: Finding) -> Iterator[str]:
+    yield from _paragraphs(finding.problems)
+    if finding.evaluation.failures:
+        rows = [(escape(str(case)), escape(error)) for case, error in finding.evaluation.failures.items()]
         yield _table(("case", "error"), rows, plain=True)
 
 

@@ -27,8 +27,8 @@ tbody tr:nth-child(even) { background: var(--band); }
 small { color: var(--soft); font-weight: 400; }
 .ok { color: var(--ok); font-weight: 600; white-space: nowrap; }
 .miss { color: var(--miss); font-weight: 600; white-space: nowrap; }
-figure { margin: 1rem 0; }
-figure svg { width: 100%; height: auto; display: block; }
+figure { margin: 1rem 0; overflow-x: auto; }
+figure svg { width: 100%; min-width: 44rem; height: auto; display: block; }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figcaption { color: var(--soft); font-size: 0.85rem; }
 details { margin: 0.4rem 0; }

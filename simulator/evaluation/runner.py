@@ -84,7 +84,7 @@ def _until_broken(
             if isinstance(error, BrokenProcessPool):
                 suspects.append(index)
             elif error is not None:
-                yield index, Outcome(None, _line(error))
+                yield index, Outcome(None, error_line(error))
             else:
                 yield index, future.result()
     suspects += under_way.values()
@@ -97,7 +97,7 @@ def _alone(pool: ProcessPoolExecutor, item: T) -> Outcome[R]:
     except BrokenProcessPool:
         return Outcome(None, "its process died without a word; a common cause is too little memory (try fewer --jobs)")
     except Exception as error:  # noqa: BLE001 - what cannot be pickled comes out here as anything
-        return Outcome(None, _line(error))
+        return Outcome(None, error_line(error))
 
 
 @contextlib.contextmanager
@@ -138,10 +138,10 @@ def _guarded(work: Callable[[T], R], item: T) -> Outcome[R]:
     try:
         return Outcome(work(item))
     except Exception as error:  # noqa: BLE001 - one case's failure, whatever it is, must not end the others
-        return Outcome(None, _line(error))
+        return Outcome(None, error_line(error))
 
 
-def _line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error as one line: what it says, and where it came from."""
     text = " ".join(str(error).split()) or "no message"
     frames = traceback.extract_tb(error.__traceback__)

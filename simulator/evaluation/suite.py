@@ -15,6 +15,7 @@ report and the exit status are the machinery's. `simulator/evaluation/smoke.py` 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 
 from simulator.evaluation.bars import Bar
@@ -78,7 +79,10 @@ class Suite:
     """By service; every service that a run names needs one."""
     run: Callable[[Case], RunResult]
     inputs: Mapping[str, object]
-    """Whatever else decides the results, as plain data for JSON: durations, fleets, profiles, thresholds."""
+    """Whatever else decides the results, as plain data for JSON: durations, fleets, profiles, thresholds.
+
+    Checked when the suite is made: TypeError for what JSON cannot hold, ValueError for NaN and infinity.
+    """
     bars: Callable[[Evaluation], Sequence[Bar]] | None = None
     notes: Callable[[Evaluation], Sequence[str]] | None = None
     """Paragraphs of plain text for the report."""
@@ -92,6 +96,7 @@ class Suite:
             raise ValueError(f"suite {self.name}: policies, traces, seeds and slos must not be empty")
         if self.baseline not in self.policies:
             raise ValueError(f"suite {self.name}: the baseline {self.baseline!r} is none of its policies")
+        json.dumps(self.inputs, allow_nan=False)
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"suite {self.name}: a seed is given twice")
         unknown = sorted((set(self.plotted) | set(self.tunings)) - set(self.policies))

@@ -33,6 +33,20 @@ def tables(finding: Finding) -> Iterator[RenderableType]:
         yield bars_table(finding.bars)
     if evaluation.failures:
         yield failures_text(evaluation)
+    for problem in finding.problems:
+        yield Text(problem, style="bold red")
+
+
+def summary_line(finding: Finding) -> str:
+    """What ran and what came of it, in a line."""
+    evaluation, bars = finding.evaluation, finding.bars
+    size = (
+        f"{len(evaluation.policies)} policies × {len(evaluation.traces)} traces × {len(evaluation.seeds)} seeds: "
+        f"{len(evaluation.runs)} runs"
+    )
+    failed = f", {len(evaluation.failures)} failed" if evaluation.failures else ""
+    met = f"; {sum(bar.ok for bar in bars)} of {len(bars)} bars met" if bars else ""
+    return size + failed + met
 
 
 def reading(evaluation: Evaluation) -> str:

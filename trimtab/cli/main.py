@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trimtab import __version__
-from trimtab.cli import chaos, decisions, demo, replay, resources, simulate, status, targets, topology, up
+from trimtab.cli import chaos, decisions, demo, evaluate, replay, resources, simulate, status, targets, topology, up
 from trimtab.cli.connect import CommandError, set_endpoints
 from trimtab.cli.output import errors, print_json
 
@@ -49,6 +49,7 @@ app.command("explain")(decisions.explain_command)
 app.command("targets")(targets.targets_command)
 app.command("topology")(topology.topology_command)
 app.command("replay")(replay.replay_command)
+app.command("evaluate")(evaluate.evaluate_command)
 app.add_typer(simulate.app, name="simulate")
 app.command("version")(version_command)
 

@@ -1,0 +1,159 @@
+"""`trimtab evaluate`: policies × traces × seeds on virtual time, as tables, files and one page."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from simulator.evaluation.catalogue import SUITES, find_suite
+from simulator.evaluation.documents import Finding, csv_text, document, json_text
+from simulator.evaluation.evaluating import evaluate
+from simulator.evaluation.outputs import Folder
+from simulator.evaluation.runner import Outcome, usable_cpus
+from simulator.evaluation.suite import Options, Suite, SuiteError
+from simulator.evaluation.summaries import Case, RunSummary
+from simulator.evaluation.tables import summary_line, tables
+from trimtab import __version__
+from trimtab.cli.connect import CommandError
+from trimtab.cli.output import console, errors, print_json
+
+_FIXED_FILES = frozenset({"results.json", "table.csv", "report.html"})
+
+
+def evaluate_command(
+    name: Annotated[str, typer.Argument(metavar="[SUITE]", help="A suite's name; --list shows them.")] = "",
+    list_suites: Annotated[bool, typer.Option("--list", help="Show the suites and end.")] = False,
+    policy: Annotated[list[str] | None, typer.Option("--policy", help="Only this policy; may be given again.")] = None,
+    trace: Annotated[list[str] | None, typer.Option("--trace", help="Only this trace; may be given again.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Only the first N seeds.")] = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", min=1.0, help="Seconds of each trace, where the suite takes it.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes; by default one a processor.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the files; by default evaluation/SUITE, none with --json.")
+    ] = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw plots, for the folder and the page.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    require_bars: Annotated[bool, typer.Option("--require-bars", help="Exit with 2 when a bar is missed.")] = False,
+) -> None:
+    """Run a suite: policies × traces × seeds on virtual time; write tables, plots and a report.
+
+    Exit status: 0 when all ran, 1 when a case failed, 2 with --require-bars when a bar is missed.
+    """
+    if list_suites:
+        _list(as_json)
+        return
+    if not name:
+        raise CommandError(f"name a suite: {', '.join(sorted(SUITES))} (trimtab evaluate --list)")
+    started = time.time()
+    try:
+        suite = find_suite(name, Options(duration_s=duration)).only(
+            policies=policy or (), traces=trace or (), seeds=seeds
+        )
+        folder = None if as_json and out is None else Folder.claimed(out or Path("evaluation") / name)
+        if folder is not None:
+            folder.check(_FIXED_FILES)
+        used = jobs or usable_cpus()
+        with _progress() as progress:
+            evaluation = evaluate(suite, jobs=used, on_done=_reporting(progress, suite))
+        finding = Finding.of(suite, evaluation, _machine(used, started))
+        if folder is not None:
+            _write(finding, folder, draw=plots)
+    except SuiteError as error:
+        raise CommandError(str(error)) from None
+    _show(finding, folder, as_json=as_json)
+    if not finding.complete:
+        raise typer.Exit(1)
+    if require_bars and not finding.bars_met:
+        raise typer.Exit(2)
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        print_json({name: entry.about for name, entry in SUITES.items()})
+        return
+    table = Table("suite", "what it is")
+    for name, entry in SUITES.items():
+        table.add_row(name, entry.about)
+    console.print(table)
+
+
+def _progress() -> Progress:
+    """On standard error, and only where somebody looks at it."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        disable=not errors.is_terminal,
+        transient=True,
+    )
+
+
+def _reporting(progress: Progress, suite: Suite) -> Callable[[Case, Outcome[RunSummary]], None]:
+    task = progress.add_task(suite.name, total=len(suite.cases))
+
+    def done(case: Case, outcome: Outcome[RunSummary]) -> None:
+        progress.advance(task)
+        if outcome.error is not None:
+            progress.console.print(f"failed: {case}: {outcome.error}", style="red", markup=False, highlight=False)
+
+    return done
+
+
+def _machine(jobs: int, started: float) -> dict[str, object]:
+    """Where and when it ran, and with what: all that may differ between two runs of the same inputs."""
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "started_at": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        "wall_s": round(time.time() - started, 1),
+        "jobs": jobs,
+        "cpus": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "trimtab": __version__,
+    }
+
+
+def _write(finding: Finding, folder: Folder, *, draw: bool) -> None:
+    # Drawing takes a second to load, which a listing or `--json` need not wait for.
+    from simulator.evaluation.plots import plots, to_file
+    from simulator.evaluation.report import report
+
+    with errors.status("drawing", spinner="dots") if errors.is_terminal else _progress():
+        drawn = list(plots(finding.evaluation, finding.suite.slos)) if draw else []
+        folder.write(
+            {
+                "results.json": json_text(finding),
+                "table.csv": csv_text(finding.evaluation),
+                "report.html": report(finding, drawn),
+                **{f"{plot.name}.svg": to_file(plot.svg) for plot in drawn},
+            }
+        )
+
+
+def _show(finding: Finding, folder: Folder | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json(document(finding))
+        return
+    for table in tables(finding):
+        console.print(table)
+    console.print(f"\n{summary_line(finding)}", markup=False, highlight=False)
+    if folder is not None:
+        console.print(f"{folder.path / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
