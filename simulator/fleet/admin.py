@@ -79,6 +79,7 @@ def replica_body(fleet: Fleet, replica: Replica) -> dict[str, object]:
         "labels": dict(spec.labels),
         "revision": replica.revision,
         "hbm_used_gib": round(fleet.memory.held_gib(spec.replica), 3),
+        "wake_called_at": replica.server.wake_called_s if replica.server is not None else None,
         "host_memory_gib": round(replica.host_memory_gib, 3),
     }
 

@@ -135,6 +135,8 @@ class SimulatedServer:
         self._params: dict[str, RequestParams] = {}
         self._operations = asyncio.Lock()
         self._hold_timers: dict[str, asyncio.TimerHandle] = {}
+        self.wake_called_s: float | None = None
+        """When `/wake_up` was called last, in unix time."""
         self.on_crash: Callable[[], None] = lambda: None
 
     # --- requests -------------------------------------------------------------------------------------------------
@@ -251,6 +253,7 @@ class SimulatedServer:
 
     async def wake(self, tags: tuple[str, ...] | None) -> None:
         """Wake up, wholly or by memory tags; raises ApiError 500 when there is not enough memory."""
+        self.wake_called_s = time.time()
         async with self._operations:
             started_s = self.driver.now_s()
             self.metrics.sleep_operation_started("wake")

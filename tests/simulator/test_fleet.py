@@ -159,6 +159,7 @@ async def test_pool_members_take_turns_on_a_gpu_and_the_second_wake_is_out_of_me
     _, body = await at.call("GET", "/replicas/chat-0")
     assert body["hbm_used_gib"] == 1.4
     assert body["host_memory_gib"] == pytest.approx(14.96)
+    assert body["wake_called_at"] is None
     _, gpus = await at.call("GET", "/gpus")
     assert gpus["gpus"][0]["awake_replicas"] == ["code-0"]
     assert gpus["gpus"][0]["used_gib"] == pytest.approx(35.4)
@@ -169,6 +170,8 @@ async def test_pool_members_take_turns_on_a_gpu_and_the_second_wake_is_out_of_me
     assert await at.put(chat["address"], "/wake_up") == 200
     _, gpus = await at.call("GET", "/gpus")
     assert gpus["gpus"][0]["awake_replicas"] == ["chat-0"]
+    _, body = await at.call("GET", "/replicas/chat-0")
+    assert time.time() - 10 < body["wake_called_at"] <= time.time()
 
 
 async def test_deleting_ends_work_with_abort_frees_the_gpu_and_keeps_the_counters(make_fleet, http, until) -> None:
