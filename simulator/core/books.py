@@ -100,6 +100,18 @@ class EngineBooks(Generic[S]):
         """When the next deferred request's KV arrives; None when none is deferred."""
         return min((s.external_ready_s for s in self._deferred if s.external_ready_s is not None), default=None)
 
+    def _passed_over(self, looked_s: float) -> int:
+        """Queued requests that came before the scheduler looked at its queue at `looked_s`, and were left there.
+
+        They are what vLLM's gauge counts as waiting; what comes later is with its front end until the iteration ends.
+        """
+        later = 0
+        for sequence in reversed(self._waiting):
+            if sequence.arrival_s <= looked_s:
+                break
+            later += 1
+        return len(self._waiting) - later
+
     def _register(self, sequence: S) -> None:
         """Take a request in; raises ValueError when its id is in use or it is longer than the model takes."""
         request = sequence.request

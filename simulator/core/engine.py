@@ -41,6 +41,12 @@ class Engine(EngineBooks[Sequence]):
         super().__init__(limits, timing)
         self._running: list[Sequence] = []
         self._step: _Step | None = None
+        self._looked_s = 0.0
+
+    @property
+    def num_passed_over(self) -> int:
+        """Requests that were left in the queue when the last iteration began."""
+        return self._passed_over(self._looked_s)
 
     @property
     def num_running(self) -> int:
@@ -93,6 +99,7 @@ class Engine(EngineBooks[Sequence]):
         """
         if self._step is not None:
             raise ValueError("an iteration is under way")
+        self._looked_s = now_s
         self._accept_arrived_kv(now_s)
         scheduled: list[tuple[Sequence, int]] = []
         budget, preempted = self._schedule_running(scheduled)

@@ -80,6 +80,11 @@ class JumpingEngine(EngineBooks[Runner]):
         """Requests in the execution batch."""
         return len(self._running)
 
+    @property
+    def num_passed_over(self) -> int:
+        """Requests that were left in the queue at the start of the iteration under way; call `observe` before."""
+        return self._passed_over(self._run_start_s)
+
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Queue a request; raises ValueError when its id is in use or it is longer than the model takes."""
         sequence = Runner(request, now_s, request.prompt_tokens)

@@ -109,11 +109,14 @@ class VllmMetrics:
         )
 
     def record_gauges(self, engine: Engine) -> None:
-        """Write what the scheduler's state is; called when an iteration has ended or requests were aborted."""
-        labels = self._labels
+        """Write what the scheduler's state is; called when an iteration has ended or requests were aborted.
+
+        As in vLLM, what arrives during an iteration is not known to the scheduler before the next one.
+        """
+        labels, passed_over = self._labels, engine.num_passed_over
         self._running.set(float(engine.num_running), labels)
-        self._waiting.set(float(engine.num_waiting + engine.num_deferred), labels)
-        self._waiting_by_reason.set(float(engine.num_waiting), (*labels, ("reason", "capacity")))
+        self._waiting.set(float(passed_over + engine.num_deferred), labels)
+        self._waiting_by_reason.set(float(passed_over), (*labels, ("reason", "capacity")))
         self._waiting_by_reason.set(float(engine.num_deferred), (*labels, ("reason", "deferred")))
         self._kv_usage.set(engine.pool.usage_ratio, labels)
 

@@ -1,9 +1,10 @@
 """What a vLLM server would show of an engine on virtual time, as a reading of the collector instead of a page.
 
 The columns are those that the collector takes from a page of vLLM 0.32: counters of prompts move at their first token,
-histograms have vLLM's edges, requests count when they end. Two things differ from a page. Gauges are those of the
-moment, where a page shows the end of the last iteration. Gaps between tokens are the means of runs of iterations that
-the engine did at once, each as often as there were tokens in the run.
+histograms have vLLM's edges, requests count when they end, and what came during an iteration is not waiting before it
+is over. Two things differ from a page. Gauges are those of the moment, where a page shows the end of the last
+iteration. Gaps between tokens are the means of runs of iterations that the engine did at once, each as often as there
+were tokens in the run.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class EngineRecorder:
         self._count_gaps()
         row[_AWAKE] = 0.0 if self.asleep else 1.0
         row[_RUNNING] = gauges.running
-        row[_WAITING] = gauges.waiting + gauges.deferred
+        row[_WAITING] = engine.num_passed_over + gauges.deferred
         row[_KV] = row[_KV_MAX] = gauges.kv_usage_ratio
         row[_DECODE] = gauges.generated_tokens
         row[_PREEMPTIONS] = gauges.preemptions
