@@ -80,8 +80,11 @@ class Server:
     restarted_s: float = -100.0
     # Not up yet: others have the memory of its GPUs.
     waits: bool = False
-    waiting: int = 0
-    kv_usage: float = 0.0
+    # How deep it sleeps, and whether its GPUs hold its model's weights.
+    level: int = 0
+    has_weights: bool = True
+    waiting: int | None = 0
+    kv_usage: float | None = 0.0
     requests: list[Request] = field(default_factory=list)
 
     def up(self, now_s: float) -> bool:
@@ -161,6 +164,8 @@ class Fleet:
             sleeping=server.asleep or server.paused,
             paused=server.paused,
             in_flight=0 if server.asleep else len(server.requests),
+            waiting=server.waiting,
+            kv_usage=server.kv_usage,
         )
 
     def _used(self, index: int) -> float:
@@ -192,8 +197,10 @@ class Fleet:
         if server.moving is ActionKind.SLEEP:
             server.asleep = server.slept_before = True
             server.memory_free_s = self.now_s + MEMORY_LAG_S
+            server.has_weights = server.level == 1
         else:
             server.asleep = False
+            server.has_weights = server.has_weights or server.level == 2
         server.moving = None
 
     def _claim_memory(self, server: Server) -> None:
@@ -224,6 +231,8 @@ class Fleet:
             doing.outcome, doing.outcome_s = failed(action, "no token"), self.now_s + CANARY_TIMEOUT_S
         else:
             doing.outcome = Outcome(kind=action.kind, replica=action.replica, ok=True)
+            if not server.has_weights:
+                self.broken.append(f"{action.replica} is asked for a token without its weights")
         return doing
 
     def _ask_backend(self, action: Action) -> Outcome:
@@ -244,7 +253,7 @@ class Fleet:
         if server.sleep_refused:
             return failed(action, "500")
         if server.moving is None:
-            server.moving = ActionKind.SLEEP
+            server.moving, server.level = ActionKind.SLEEP, action.sleep_level
             took_s = SLEEP_S if server.slept_before else FIRST_SLEEP_S
             server.move_ends_s = self.now_s + took_s + server.slow_sleep_s
         return None
@@ -253,12 +262,16 @@ class Fleet:
         if self.wake_errors:
             return failed(action, self.wake_errors.pop(0))
         if not server.asleep and server.moving is None:
+            # At level 2 the weights are loaded again, whether it slept or not.
+            server.has_weights = server.has_weights or action.sleep_level == 2
             return Outcome(kind=action.kind, replica=action.replica, ok=True)
         if server.wake_refused:
             return failed(action, "refused to wake")
         self._check_exclusive(action.replica, server.spec, "woken")
         if server.moving is None:
             server.moving, server.move_ends_s = ActionKind.WAKE, self.now_s + WAKE_S
+            # Woken as one that kept its weights: what it lost stays lost.
+            server.level = min(server.level, action.sleep_level)
         return None
 
     def ended(self, doing: Doing) -> Outcome | None:

@@ -10,6 +10,7 @@ in the state that was asked for.
 """
 
 import os
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -42,12 +43,18 @@ class ClusterMachine(RuleBasedStateMachine):
         self.rig = Rig(gateways=GATEWAYS)
         self.revision = 0
         self.token = 1
+        self.sleep_level = 1
 
-    @initialize(start=st.sampled_from(AWAKE_SETS[:3]))
-    def bring_up(self, start: list[str]) -> None:
-        self.revision = 1
-        self.rig.apply(1, OVERLAY, start)
-        self.rig.run(20.0)
+    @initialize(
+        start=st.sampled_from(AWAKE_SETS[:3]), sleep_level=st.sampled_from([1, 2]), seconds=st.sampled_from([5.0, 60.0])
+    )
+    def bring_up(self, start: list[str], sleep_level: int, seconds: float) -> None:
+        self.revision, self.sleep_level = 1, sleep_level
+        self.apply_state(start)
+        self.rig.run(seconds)
+
+    def apply_state(self, awake: list[str], **fields: Any) -> None:
+        self.rig.apply(self.revision, OVERLAY, awake, token=self.token, sleep_level=self.sleep_level, **fields)
 
     @property
     def alive(self) -> bool:
@@ -64,14 +71,14 @@ class ClusterMachine(RuleBasedStateMachine):
     def apply(self, awake: list[str], floor: bool, drain_s: float) -> None:
         floors = FLOOR if floor and any(name.startswith("a") for name in awake) else ()
         self.revision += 1
-        self.rig.apply(self.revision, OVERLAY, awake, token=self.token, floors=floors, drain_s=drain_s)
+        self.apply_state(awake, floors=floors, drain_s=drain_s)
 
     @precondition(lambda self: self.alive)
     @rule()
     def take_leadership_over(self) -> None:
         self.token += 1
         self.revision += 1
-        self.rig.apply(self.revision, OVERLAY, ["a-0", "a-1"], token=self.token)
+        self.apply_state(["a-0", "a-1"])
         before = self.rig.memory
         with pytest.raises(Refused, match="newer leader"):
             self.rig.apply(self.revision + 1, OVERLAY, ["b-0"], token=self.token - 1)
@@ -172,6 +179,10 @@ class ClusterMachine(RuleBasedStateMachine):
     def next_sleep_is_slow(self, name: str, seconds: float) -> None:
         self.server(name).slow_sleep_s = seconds
 
+    @rule(name=names, waiting=st.sampled_from([None, 0, 5, 50]), kv_usage=st.sampled_from([None, 0.3, 1.0]))
+    def load_changes(self, name: str, waiting: int | None, kv_usage: float | None) -> None:
+        self.server(name).waiting, self.server(name).kv_usage = waiting, kv_usage
+
     @rule(name=names)
     def heal_server(self, name: str) -> None:
         self.server(name).heal()
@@ -257,9 +268,11 @@ class ClusterMachine(RuleBasedStateMachine):
         for server in rig.servers.values():
             server.heal()
             server.requests.clear()
+            server.waiting = 0
+            server.kv_usage = 0.0
         rig.run(5.0)
         self.revision += 1
-        rig.apply(self.revision, OVERLAY, ["a-0", "b-1"], token=self.token)
+        self.apply_state(["a-0", "b-1"])
         rest_s, end_s = 0.0, rig.now_s + 900.0
         while rest_s < 10.0 and rig.now_s < end_s:
             rig.run(1.0)

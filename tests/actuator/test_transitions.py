@@ -499,7 +499,6 @@ def test_a_replica_whose_process_has_ended_is_made_again() -> None:
     assert rig.life_cycles()["a-0"] == "failed"
     rig.run(40.0)
     assert rig.life_cycles()["a-0"] == "active"
-    assert not rig.servers["a-0"].slept_before, "it is wanted at once"
 
 
 def test_a_deleted_sleeper_is_made_again_only_when_its_gpu_is_free() -> None:
@@ -511,6 +510,17 @@ def test_a_deleted_sleeper_is_made_again_only_when_its_gpu_is_free() -> None:
     rig.apply(2, OVERLAY, ["b-0", "a-1"])
     rig.run(60.0)
     assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+    assert rig.broken == []
+
+
+def test_a_server_that_cannot_come_up_does_not_keep_a_dead_one_dead() -> None:
+    rig = up(WITH_TWO_GPU_MODEL, ("a-0", "b-1"))
+    rig.restart_server("big-0")
+    rig.run(2.0)
+    rig.servers["b-1"].exited = True
+    rig.run(60.0)
+    assert rig.life_cycles()["big-0"] == "starting", "a-0 has half of its memory"
+    assert rig.memory.replicas["b-1"].routable
     assert rig.broken == []
 
 
@@ -613,3 +623,179 @@ def test_a_correction_does_not_show_what_the_newest_state_puts_to_sleep() -> Non
         shown = shown or rig.memory.replicas["a-0"].routable
     assert not shown
     assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+
+
+STARTED_ANEW = {
+    "another of its role serves": (("a-0", "a-1"), (), True),
+    "nobody else of its role serves": (("a-0", "b-1"), (), False),
+    "too few would serve": (("a-0", "a-1"), (Floor(service="a", role=Role.COLOCATED, min_replicas=2),), False),
+}
+
+
+@pytest.mark.parametrize("how", ["ended", "restarted"])
+@pytest.mark.parametrize("case", sorted(STARTED_ANEW))
+def test_a_server_that_was_started_anew_sleeps_once_before_it_is_needed(case: str, how: str) -> None:
+    """Its slow first sleep falls into nobody's rescue, unless it is itself wanted at once."""
+    awake, floors, sleeps_first = STARTED_ANEW[case]
+    rig = up(awake=awake, floors=floors)
+    if how == "ended":
+        rig.servers["a-0"].exited = True
+    else:
+        rig.reboot("a-0")
+    rig.run(1.0)
+    assert not rig.memory.replicas["a-0"].routable
+    rig.run(40.0)
+    replica = rig.memory.replicas["a-0"]
+    assert (replica.routable, replica.slept_once) == (True, sleeps_first)
+    assert rig.servers["a-0"].slept_before is sleeps_first
+    assert rig.broken == []
+
+
+def test_a_server_that_cannot_sleep_ahead_of_need_is_shown_all_the_same() -> None:
+    rig = up()
+    rig.reboot("a-0")
+    rig.servers["a-0"].sleep_refused = True
+    rig.run(20.0)
+    replica = rig.memory.replicas["a-0"]
+    assert (replica.routable, replica.slept_once) == (True, False)
+
+
+def test_a_rescue_does_not_wait_for_a_first_sleep_of_its_own_receiver() -> None:
+    rig = up(awake=("a-0", "b-1"))
+    rig.reboot("a-1")
+    rig.servers["a-1"].silent = True
+    rig.step()
+    rig.apply(2, OVERLAY, ["a-0", "a-1"])
+    rig.servers["a-1"].silent = False
+    assert rig.until_settled()
+    assert rig.memory.replicas["a-1"].routable
+    assert not rig.servers["a-1"].slept_before
+
+
+def draining(rig: Rig, **fields) -> str:
+    """a-0 or a-1 is hidden for b-0 or b-1, and has a request that goes on; the operation's id."""
+    assert rig.send("a", 60.0)
+    busy = next(name for name, server in rig.servers.items() if server.requests)
+    other = {"a-0": "a-1", "a-1": "a-0"}[busy]
+    operation = rig.apply(2, OVERLAY, [other, busy.replace("a", "b")], drain_s=20.0, **fields)
+    rig.run(2.0)
+    assert rig.life_cycles()[busy] == "draining"
+    return operation.operation_id
+
+
+GUARDS = {
+    "the queue of those that stay grows": ({"waiting": 9}, "the queue of the 1 that stay grew from 0 to 9"),
+    "the queue grows a little": ({"waiting": 8}, ""),
+    "the KV cache is full": ({"kv_usage": 0.99}, "uses 99% of its KV cache"),
+    "the KV cache is well used": ({"kv_usage": 0.9}, ""),
+    "nothing can be read": ({"waiting": None, "kv_usage": None}, ""),
+    "one that was to stay is silent": ({"silent": True}, "a-1, which was to stay, was lost"),
+    "one that was to stay dies": ({"exited": True}, "a-1, which was to stay, was lost"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(GUARDS))
+def test_a_release_is_taken_back_when_the_donor_suffers(case: str) -> None:
+    rig = up()
+    operation_id = draining(rig)
+    fields, words = GUARDS[case]
+    for name, value in fields.items():
+        setattr(rig.servers["a-1"], name, value)
+    rig.run(4.0)
+    operation = rig.operation(operation_id)
+    if words:
+        assert operation.state is OperationState.ROLLED_BACK
+        assert words in operation.detail
+        assert rig.memory.replicas["a-0"].routable
+    else:
+        assert not operation.finished
+        assert rig.life_cycles()["a-0"] == "draining"
+
+
+def test_requests_that_were_reissued_do_not_take_the_release_back() -> None:
+    rig = up()
+    assert rig.send("a", 60.0, pinned=True)
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"], drain_s=1.0)
+    rig.run(3.0)
+    assert rig.memory.replicas["a-0"].evicting
+    rig.servers["a-1"].waiting = 50
+    rig.run(3.0)
+    assert not rig.operation(operation.operation_id).finished
+
+
+def test_a_gateway_that_does_not_confirm_blocks_the_sleep_and_not_the_fleet() -> None:
+    rig = Rig(gpus=3, gateways=("g", "h"))
+    overlay = [*OVERLAY, spec("a-2", 2), spec("b-2", 2)]
+    rig.apply(1, overlay, ["a-0", "a-1", "a-2"])
+    assert rig.until_settled()
+    rig.gateways["h"].lag = 1000
+    first = rig.apply(2, overlay, ["b-0", "a-1", "a-2"])
+    rig.run(LIMITS.acknowledge_s - 2.0)
+    assert rig.life_cycles()["a-0"] == "draining"
+    assert not rig.servers["a-0"].asleep
+    assert rig.send("a", 1.0), "the others serve"
+    rig.run(4.0)
+    ended = rig.operation(first.operation_id)
+    assert ended.state is OperationState.ROLLED_BACK
+    assert ended.detail == "rolled back: a-0 given up: gateway h did not confirm for 10 s that it is hidden"
+    assert rig.memory.replicas["a-0"].routable, "nobody is left hidden"
+    rig.gateways["h"].lag = 0
+    rig.run(1.0)
+    rig.apply(3, overlay, ["a-0", "b-1", "a-2"])
+    assert rig.until_settled()
+    assert rig.life_cycles()["b-1"] == "active"
+    assert rig.broken == []
+
+
+def test_after_a_restart_a_gateway_has_its_time_again_to_confirm() -> None:
+    rig = up(awake=("a-0", "b-1"))
+    rig.send("a", 60.0, pinned=True)
+    rig.apply(2, OVERLAY, ["b-0", "b-1"], drain_s=30.0)
+    rig.run(20.0)
+    rig.crash()
+    rig.restart()
+    rig.step()
+    assert rig.life_cycles()["a-0"] == "draining", "it had confirmed, and is only asked again"
+    rig.run(3.0)
+    assert rig.life_cycles()["a-0"] == "draining"
+
+
+def test_a_pinned_request_holds_a_rescue_up_for_a_short_while_only() -> None:
+    """Somebody waits for the GPU: the donor is given up, and another can be looked for."""
+    rig = up(awake=("a-0", "b-1"))
+    rig.send("a", 300.0, pinned=True)
+    operation = rig.apply(2, OVERLAY, ["b-0", "b-1"], drain_s=2.0)
+    begin_s = rig.now_s
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.ROLLED_BACK
+    assert rig.operation(operation.operation_id).update_s - begin_s <= 2.0 + LIMITS.release_wait_s + 2.0
+
+
+def test_a_server_that_sleeps_without_its_weights_is_woken_as_such() -> None:
+    rig = Rig()
+    rig.apply(1, OVERLAY, ["a-0", "a-1"], sleep_level=2)
+    assert rig.until_settled()
+    assert rig.servers["b-0"].level == 2
+    rig.apply(2, OVERLAY, ["b-0", "a-1"], sleep_level=2)
+    assert rig.until_settled()
+    assert rig.memory.replicas["b-0"].routable
+    assert rig.servers["b-0"].has_weights
+    assert rig.broken == []
+
+
+def test_a_server_that_somebody_woke_without_its_weights_is_not_shown_before_it_has_them() -> None:
+    rig = Rig()
+    rig.apply(1, OVERLAY, ["a-0", "a-1"], sleep_level=2)
+    assert rig.until_settled()
+    rig.apply(2, OVERLAY, ["b-0", "a-1"], sleep_level=2)
+    while rig.life_cycles()["b-0"] != "reactivating":
+        rig.step()
+    # The wake is done, and nobody hears of it: the actuator dies, and a hand resumes the server meanwhile.
+    rig.crash()
+    rig.run(1.0)
+    rig.fleet.wake_by_hand("b-0")
+    rig.servers["b-0"].has_weights = False
+    rig.restart()
+    assert rig.until_settled()
+    assert rig.memory.replicas["b-0"].routable
+    assert rig.servers["b-0"].has_weights

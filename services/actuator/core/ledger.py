@@ -42,14 +42,19 @@ def sharing(spec: Spec, replicas: Mapping[str, Replica]) -> list[Replica]:
     ]
 
 
+def in_the_way(spec: Spec, replicas: Mapping[str, Replica], world: World) -> list[Replica]:
+    """Neighbours that use the GPUs of ``spec``, or may come to use them, by name."""
+    return [
+        other
+        for other in sharing(spec, replicas)
+        if occupies(other, world) and not _shut_out(other, spec, replicas, world)
+    ]
+
+
 def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: Limits) -> list[str]:
     """Why the replica may not use its GPUs yet, in words; empty when it may."""
     neighbours = sharing(spec, replicas)
-    awake = [
-        f"{other.name} is {other.life_cycle}"
-        for other in neighbours
-        if occupies(other, world) and not _shut_out(other, spec, replicas, world)
-    ]
+    awake = [f"{other.name} is {other.life_cycle}" for other in in_the_way(spec, replicas, world)]
     if awake or not world.measures_gpus:
         return awake
     reasons = []

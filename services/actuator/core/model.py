@@ -113,8 +113,10 @@ class Replica:
     # It answered /health, and its last canary token came.
     ready: bool = False
     start_time_s: float = 0.0
-    # Its first, slow sleep is behind it.
+    # Its first, slow sleep is behind it. A server that was started anew has that before it again.
     slept_once: bool = False
+    # At which level it sleeps, or slept last and has not been woken by us since; 0 when it never slept.
+    sleep_level: int = 0
     # The drain deadline has passed: gateways reissue what they can continue elsewhere.
     evicting: bool = False
     # The endpoint revision that stopped showing it; gateways must have acknowledged this one before it may sleep.
@@ -151,6 +153,11 @@ class Step:
     asked: ActionKind | None = None
     attempts: int = 0
     not_before_s: float = 0.0
+    # Who serves on in its role since the replica was hidden, and how many requests waited there then.
+    stay: tuple[str, ...] = ()
+    waiting_before: int | None = None
+    # Since when a gateway has been missing that knows of it; 0 while none is.
+    unaware_s: float = 0.0
     # When every gateway had acknowledged that the replica is hidden; 0 until then.
     acknowledged_s: float = 0.0
     drain_deadline_s: float = 0.0
@@ -291,8 +298,16 @@ class Limits:
     sleeping_s: float = 90.0
     terminating_s: float = 60.0
     default_drain_s: float = 30.0
-    # How long a release waits, after its drain deadline, for requests that cannot be continued elsewhere.
+    # How long a deletion waits, after its drain deadline, for requests that cannot be continued elsewhere.
     pinned_wait_s: float = 60.0
+    # The same for a release of a pool: somebody waits for the GPUs and had better look for another donor.
+    release_wait_s: float = 10.0
+    # A gateway that lives and does not confirm for so long that a replica is hidden: the release is given up.
+    acknowledge_s: float = 10.0
+    # A release is taken back when the queue of the replicas that stay grows by so many requests each,
+    guard_waiting_growth: float = 8.0
+    # or the KV cache of one of them is used beyond this share.
+    guard_kv_usage: float = 0.98
     rollback_s: float = 300.0
     overlay_s: float = 3600.0
     max_attempts: int = 3

@@ -43,6 +43,11 @@ def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
     return d.keep(holds.put(replica, HoldOwner.START_UP, reason=detail, now_s=d.now_s))
 
 
+def as_new(replica: Replica) -> Replica:
+    """Another process: it has never slept, and its first sleep is slow."""
+    return replace(replica, slept_once=False, sleep_level=0)
+
+
 def _adopt(d: Draft, listed: Listed) -> None:
     """A replica without a record: given as a target, or its record was lost with the store."""
     sight = d.sight(listed.spec.replica)
@@ -85,7 +90,7 @@ def _compare_listing(d: Draft, replica: Replica, listed: Listed | None, *, claim
     if listed.start_time_s > 0 and abs(listed.start_time_s - before_s) > _START_TIME_TOLERANCE_S:
         replica = d.keep(replace(replica, start_time_s=listed.start_time_s))
         if before_s > 0 and replica.life_cycle is not LifeCycle.TERMINATING:
-            replica = start_again(d, replica, "restarted")
+            replica = start_again(d, as_new(replica), "restarted")
     if listed.run_state is RunState.EXITED and replica.life_cycle not in (LifeCycle.FAILED, LifeCycle.TERMINATING):
         d.move(replica, LifeCycle.FAILED, "its process has ended")
 
@@ -133,7 +138,9 @@ def _came_back(d: Draft, replica: Replica, sight: Sight) -> None:
     if sight.sleeping:
         fall_asleep(d, replica, "answers again, asleep")
     else:
-        start_again(d, replica, "answers again")
+        # Nothing listened there: whoever answers now was started meanwhile.
+        began = as_new(replica) if replica.life_cycle is LifeCycle.FAILED else replica
+        start_again(d, began, "answers again")
 
 
 def _compare_sleep(d: Draft, replica: Replica, sight: Sight) -> None:

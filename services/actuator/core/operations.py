@@ -71,6 +71,7 @@ def _turn_round(d: Draft, step: Step) -> Step:
         attempts=0,
         not_before_s=0.0,
         acknowledged_s=0.0,
+        unaware_s=0.0,
         drain_deadline_s=0.0,
         end_s=0.0,
     )

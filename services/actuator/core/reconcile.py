@@ -7,7 +7,7 @@ that an unfinished operation has a step for is left to that operation.
 from dataclasses import replace
 
 from actuator.core.draft import Draft
-from actuator.core.ledger import exited, occupies, sharing
+from actuator.core.ledger import exited, in_the_way, sharing
 from actuator.core.model import Goal, Operation, OperationKind, OperationState, Pool, Replica, Spec, Step, StepKind
 from actuator.core.operations import advance, keep
 from trimtab.words import HoldOwner, LifeCycle
@@ -232,7 +232,7 @@ def _can_begin(d: Draft, step: Step) -> bool:
     """A server comes up awake, so it is made only when nobody uses its GPUs; until then there is nothing to do."""
     if step.spec is None:
         return True
-    return not any(occupies(other, d.world) for other in sharing(step.spec, d.replicas))
+    return not in_the_way(step.spec, d.replicas, d.world)
 
 
 def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from actuator.core import holds
 from actuator.core.draft import Draft
+from actuator.core.guard import guard_broken, note_who_stay
 from actuator.core.ledger import exited
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import ActionKind, Operation, Replica, Step
+from actuator.core.model import ActionKind, Operation, OperationKind, Replica, Step
 from actuator.core.steps import (
     asked,
     drain_timeout_s,
@@ -62,12 +63,13 @@ def hide(d: Draft, operation: Operation, step: Step, replica: Replica, owner: Ho
     replica = d.hold(replica, owner, operation.operation_id)
     d.move(replica, LifeCycle.DRAINING)
     deadline_s = d.now_s + drain_timeout_s(d, operation)
+    wait_s = d.limits.release_wait_s if operation.kind is OperationKind.TRANSITION else d.limits.pinned_wait_s
     return replace(
-        step,
+        note_who_stay(d, step, replica),
         phase="hiding",
         acknowledged_s=0.0,
         drain_deadline_s=deadline_s,
-        give_up_s=deadline_s + d.limits.pinned_wait_s,
+        give_up_s=deadline_s + wait_s,
     )
 
 
@@ -92,6 +94,10 @@ def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
     if replica.life_cycle is LifeCycle.DRAINING and floor_broken(d, replica):
         restore(d, replica)
         return retry(d, step, "deferred: its role fell below the floor")
+    broken = guard_broken(d, operation, step, replica)
+    if replica.life_cycle is LifeCycle.DRAINING and broken:
+        restore(d, replica)
+        return fail(d, step, f"taken back: {broken}")
     sight = d.sight(replica.name)
     if replica.life_cycle is LifeCycle.STARTING and (sight is None or not sight.healthy):
         return _still_starting(d, step, replica)
@@ -105,10 +111,15 @@ def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
 
 def ask_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     """Commits: written down before the shell does it."""
-    pool = d.pools.get(operation.subject)
-    level = pool.sleep_level if pool is not None else 1
+    level = sleep_level_of(d, replica)
     d.act(Action(kind=ActionKind.SLEEP, replica=replica.name, address=replica.address, sleep_level=level))
     return asked(step, ActionKind.SLEEP, "falling asleep")
+
+
+def sleep_level_of(d: Draft, replica: Replica) -> int:
+    """How deep its pool lets it sleep."""
+    pool = d.pools.get(replica.spec.pool)
+    return pool.sleep_level if pool is not None else 1
 
 
 def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
@@ -133,7 +144,9 @@ def fall_asleep(d: Draft, replica: Replica, reason: str) -> Replica:
     replica = d.move(replica, LifeCycle.SLEEPING)
     replica = holds.lift(holds.lift(replica, HoldOwner.START_UP), HoldOwner.SOFT_SCALE_IN)
     replica = holds.put(replica, HoldOwner.RELEASE, reason=reason, now_s=d.now_s)
-    return d.keep(replace(replica, slept_once=True))
+    sight = d.sight(replica.name)
+    said = sight.sleep_level if sight is not None else None
+    return d.keep(replace(replica, slept_once=True, sleep_level=said or sleep_level_of(d, replica)))
 
 
 def wait_for_return(d: Draft, step: Step, replica: Replica) -> Step:

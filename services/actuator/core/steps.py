@@ -66,9 +66,10 @@ def drained(d: Draft, step: Step, replica: Replica) -> tuple[Step, bool]:
     gateways = d.leased_gateways()
     missing = unaware(replica, gateways)
     if missing:
-        return phase(replace(step, acknowledged_s=0.0), f"hiding: waiting for gateway {', '.join(missing)}"), False
+        step = replace(step, acknowledged_s=0.0, unaware_s=step.unaware_s or d.now_s)
+        return phase(step, f"hiding: waiting for gateway {', '.join(missing)}"), False
     if step.acknowledged_s == 0.0:
-        step = replace(step, acknowledged_s=d.now_s)
+        step = replace(step, acknowledged_s=d.now_s, unaware_s=0.0)
     requests, pinned = gateway_requests(replica.name, gateways)
     sight = d.sight(replica.name)
     if sight is None or sight.as_of_s <= step.acknowledged_s:
@@ -82,7 +83,13 @@ def drained(d: Draft, step: Step, replica: Replica) -> tuple[Step, bool]:
 
 
 def past_deadline(d: Draft, step: Step, replica: Replica) -> Step | None:
-    """At the drain deadline gateways are told to reissue; later the release is given up. None: go on waiting."""
+    """At the drain deadline gateways are told to reissue; later the release is given up. None: go on waiting.
+
+    A gateway that lives and does not confirm is waited for shortly: it keeps one replica awake, not the fleet waiting.
+    """
+    if step.unaware_s > 0.0 and d.now_s - step.unaware_s >= d.limits.acknowledge_s:
+        text = step.phase.removeprefix("hiding: waiting for ")
+        return fail(d, step, f"given up: {text} did not confirm for {d.limits.acknowledge_s:.0f} s that it is hidden")
     if d.now_s >= step.give_up_s:
         return fail(d, step, f"given up: {step.phase} {d.now_s - step.start_s:.0f} s after it began")
     if d.now_s >= step.drain_deadline_s and not replica.evicting:

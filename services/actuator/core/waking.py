@@ -11,10 +11,12 @@ from actuator.core.draft import Draft
 from actuator.core.ledger import blockers, sharing
 from actuator.core.lifecycle import timeout_s
 from actuator.core.model import ActionKind, Goal, Operation, OperationKind, Replica, Step, StepKind
-from actuator.core.sleeping import ask_sleep, await_sleep, fall_asleep, restore, wait_for_return
+from actuator.core.sleeping import ask_sleep, await_sleep, fall_asleep, floor_of, restore, wait_for_return
 from actuator.core.steps import asked, fail, forget_request, outstanding, phase, retry, succeed
 from actuator.core.world import Action
 from trimtab.words import HoldOwner, LifeCycle
+
+LEVEL_WITHOUT_WEIGHTS = 2
 
 
 def toward_awake(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
@@ -60,7 +62,12 @@ def _wake(d: Draft, step: Step, replica: Replica) -> Step:
     if in_the_way:
         return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
     d.move(replica, LifeCycle.REACTIVATING)
-    d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address))
+    return _ask_wake(d, step, replica)
+
+
+def _ask_wake(d: Draft, step: Step, replica: Replica) -> Step:
+    level = replica.sleep_level or 1
+    d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address, sleep_level=level))
     return asked(step, ActionKind.WAKE, "waking")
 
 
@@ -90,20 +97,28 @@ def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
         in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits)
         if in_the_way:
             return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
-        d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address))
-        return asked(step, ActionKind.WAKE, "waking")
-    if _must_sleep_once(operation, step, replica):
+        return _ask_wake(d, step, replica)
+    if replica.sleep_level == LEVEL_WITHOUT_WEIGHTS:
+        # Somebody else woke it, or we did and the end of it was lost: it would answer with no weights of its model.
+        return _ask_wake(d, step, replica)
+    if _must_sleep_once(d, operation, step, replica):
         return ask_sleep(d, operation, step, replica)
     return _ask_canary(d, step, replica)
 
 
-def _must_sleep_once(operation: Operation, step: Step, replica: Replica) -> bool:
-    """A first sleep takes many times longer than later ones: at a pool's bring-up it falls into nobody's rescue.
+def _must_sleep_once(d: Draft, operation: Operation, step: Step, replica: Replica) -> bool:
+    """A first sleep takes many times longer than later ones: ahead of need it falls into nobody's rescue.
 
-    A replica that is made anew later is wanted at once, so it is spared that.
+    At a pool's bring-up every replica that is made sleeps once. One that was started anew later does so before it is
+    shown while another of its role serves, as many as the floor asks for; else, and in a transition, it is wanted at
+    once. One that cannot sleep then is shown all the same.
     """
-    bring_up = operation.kind is OperationKind.OVERLAY and operation.pool_revision > 0
-    return bring_up and step.kind is StepKind.CREATE and bool(replica.spec.pool) and not replica.slept_once
+    if operation.kind is not OperationKind.OVERLAY or not replica.spec.pool or replica.slept_once:
+        return False
+    if operation.pool_revision > 0:
+        return step.kind is StepKind.CREATE
+    serving = d.routable_count(replica.spec.service, replica.spec.role)
+    return step.attempts == 0 and serving >= max(1, floor_of(d, replica))
 
 
 def _await_first_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
@@ -111,6 +126,10 @@ def _await_first_sleep(d: Draft, operation: Operation, step: Step, replica: Repl
     if outcome is not None and outcome.kind is ActionKind.SLEEP and outcome.ok:
         fall_asleep(d, replica, operation.operation_id)
         return phase(forget_request(step), "slept once; waking")
+    if outcome is not None and outcome.kind is ActionKind.SLEEP and operation.pool_revision == 0 and not outcome.busy:
+        # It serves no worse for that. Whether a sleep without an answer is under way, the next looks tell.
+        tried = retry(d, step, f"did not sleep ahead of need: {outcome.error}")
+        return tried if outcome.unsettled else forget_request(tried)
     return await_sleep(d, operation, step, replica)
 
 
@@ -138,6 +157,7 @@ def _judge(d: Draft, step: Step, replica: Replica) -> Step:
         what = "could not be woken" if outcome.kind is ActionKind.WAKE else "gave no canary token"
         return retry(d, forget_request(step), f"{what}: {outcome.error}", permanent=outcome.permanent)
     if outcome.kind is ActionKind.WAKE:
+        replica = d.keep(replace(replica, sleep_level=0))
         return _ask_canary(d, step, replica)
     if not replica.spec.model and outcome.served_model:
         # A given server whose list does not say: gateways must call the model by the name that it answers to.

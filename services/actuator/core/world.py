@@ -67,6 +67,11 @@ class Sight:
     paused: bool = False
     # Running and waiting requests; None when it could not be read.
     in_flight: int | None = None
+    # Waiting requests alone, and the share of its KV cache in use; None when the server does not say.
+    waiting: int | None = None
+    kv_usage: float | None = None
+    # The level that the server itself says it sleeps at; None when it does not say, or is awake.
+    sleep_level: int | None = None
     error: str = ""
 
 
@@ -94,6 +99,7 @@ class Action:
     replica: str
     address: str = ""
     spec: Spec | None = None
+    # For SLEEP: how deep. For WAKE: how deep it slept; at level 2 its weights have to be loaded again.
     sleep_level: int = 1
     model: str = ""
 
