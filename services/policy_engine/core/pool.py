@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from policy_engine.core.arbiter import Verdict, arbitrate
 from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
+from policy_engine.core.budget import budget_unknown
 from policy_engine.core.draft import (
     HOLD_MEMORY_S,
     CountChange,
@@ -28,8 +29,8 @@ RETRY_FIRST_S = 10.0
 RETRY_MAX_S = 300.0
 # A large pool may have one transition under way per so many GPUs.
 GPUS_PER_TRANSITION = 32
-# A loop is due a little early rather than a whole tick late.
-DUE_SLACK_S = 0.05
+# A loop is due a little early rather than a whole tick late: windows, which bring the ticks, do not come to the moment.
+DUE_SLACK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,18 @@ def decide_pool(given: PoolInput) -> PoolResult:
         )
         for item in members
     )
-    if given.pool.metadata.paused or given.unreachable or given.budget_unknown:
-        return _held(given, state, reports)
+    if given.pool.metadata.paused:
+        return _held(given, state, reports, ClampKind.PAUSED, "paused by an operator")
+    if given.unreachable:
+        return _held(given, state, reports, ClampKind.UNREACHABLE, given.unreachable)
     limit = _limit(given.pool)
     if len(operations) >= limit or any(not item.replicas for item in operations):
         holding = f"operation {', '.join(item.operation for item in operations)} is under way"
         operation, why = _preempts(operations, members)
         return PoolResult(state, given.awake, reports, None, holding, why, operation)
+    unread = given.budget_unknown or budget_unknown(given.overlay, given.replicas)
+    if unread:
+        return _held(given, state, reports, ClampKind.BUDGET_UNKNOWN, f"BudgetUnknown: {unread}")
     state, fast_due, slow_due = _loops(given, state)
     closed = {key.service for key in moving}.union(state.round)
     arena = replace(arena, members=tuple(_shut(item, closed) for item in members))
@@ -228,16 +234,13 @@ def _preempts(operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]
 
 
 def _due(now_s: float, last_s: float | None, interval_s: float) -> bool:
-    return last_s is None or now_s < last_s or now_s - last_s >= interval_s - DUE_SLACK_S
+    return last_s is None or now_s < last_s or now_s - last_s >= interval_s - min(DUE_SLACK_S, interval_s / 2)
 
 
-def _held(given: PoolInput, state: PoolState, reports: tuple[MemberReport, ...]) -> PoolResult:
-    if given.pool.metadata.paused:
-        kind, detail = ClampKind.PAUSED, "paused by an operator"
-    elif given.unreachable:
-        kind, detail = ClampKind.UNREACHABLE, given.unreachable
-    else:
-        kind, detail = ClampKind.BUDGET_UNKNOWN, f"BudgetUnknown: {given.budget_unknown}"
+def _held(
+    given: PoolInput, state: PoolState, reports: tuple[MemberReport, ...], kind: ClampKind, detail: str
+) -> PoolResult:
+    """Nothing moves, with one record of why."""
     count = float(len(given.awake))
     clamp = Clamp(kind, count, count, detail)
     notes, new = note_clamps(state.notes, (clamp,), given.now_s)

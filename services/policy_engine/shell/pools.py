@@ -1,7 +1,7 @@
 """Runs pools: lays them out, feeds the arbiter, writes what it decides, publishes it, and sees what came of it.
 
-One transition is under way per pool. Its decision and the new desired state are in the store before the actuator hears
-of them; the actuator is told again until it has acknowledged that revision, after its restarts and by new leaders too.
+A decision and the new desired state are in the store before the actuator hears of them; it is told again until it has
+acknowledged that revision, after its restarts and by new leaders too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import structlog
 
 from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, make_overlay, renamed
 from policy_engine.core.pool import BirthInput, PoolInput, PoolResult, PoolState, decide_pool, lay_out
-from policy_engine.core.vocabulary import MemberKey, Rule
+from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.convert import overlay_from_proto, replica_facts
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, desired_command, pool_state_command
@@ -23,7 +23,6 @@ from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 
@@ -81,14 +80,15 @@ class PoolRunner:
         given = self.gather(pool, policies, turn, memory, desired, unreachable)
         result = decide_pool(given)
         holding = self.publisher.refusal(desired) or result.holding
-        self.reports[pool.name] = PoolReport(pool, result, desired, holding, given.under_way)
+        operations = ", ".join(item.operation for item in given.operations)
+        self.reports[pool.name] = PoolReport(pool, result, desired, holding, operations)
         if turn.token is None:
             return
         await self._commit(given, result, turn, memory)
         if link is not None and link.reachable:
             await self.publisher.publish(pool, link, turn, memory)
             if result.preempt:
-                await self.publisher.preempt(link, given.under_way, result.preempt)
+                await self.publisher.preempt(link, result.preempt_operation, result.preempt)
 
     def forget(self, names: set[str]) -> None:
         """Drop reports of pools that are gone."""
@@ -148,7 +148,7 @@ class PoolRunner:
         )
         wish = desired_state(pool, policies, birth.overlay, birth.awake, record.decision_id)
         wish.state_revision = desired.state_revision + 1 if desired is not None else 1
-        records = [record, *self.publisher.superseded(desired, turn)]
+        records = [record, *self.publisher.superseded(pool.name, turn)]
         await self.writer.commit(turn, records=records, commands=[desired_command(wish)])
         memory.desired[pool.name] = wish
         log.info("pool laid out", pool=pool.name, decision=record.decision_id, reason=record.reason)
@@ -166,17 +166,6 @@ class PoolRunner:
         link = self.fleet.links.get(pool.spec.cluster)
         replicas = [item for item in link.replicas.values() if item.pool == pool.name] if link is not None else []
         unfinished = link.unfinished_of(pool.name) if link is not None else []
-        record = self.log.get(desired.decision_id)
-        pending = record is not None and record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING
-        under_way, rule = "", None
-        receivers: tuple[MemberKey, ...] = ()
-        if pending and record is not None:
-            ids = list(record.outcome.operation_ids)
-            under_way = ids[-1] if ids else f"of {record.decision_id}"
-            rule = Rule(decision_pb2.Rule.Name(record.rule).removeprefix("RULE_"))
-            receivers = tuple(
-                sorted({MemberKey(wake.service, Role.from_number(wake.role)) for wake in record.transition.wakes})
-            )
         members = [MemberKey(member.service, member.role) for member in pool.spec.members]
         return PoolInput(
             now_s=turn.now_s,
@@ -193,9 +182,7 @@ class PoolRunner:
             ),
             state=memory.pools.get(pool.name, PoolState()),
             unreachable=unreachable,
-            under_way=under_way,
-            under_way_rule=rule,
-            under_way_receivers=receivers,
+            operations=self.publisher.under_way(pool.name),
             busy=tuple(sorted({step.replica for item in unfinished for step in item.steps})),
         )
 

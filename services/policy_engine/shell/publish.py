@@ -1,4 +1,8 @@
-"""Tells actuators a pool's desired state until they have it, and writes down what came of each transition."""
+"""Tells actuators a pool's desired state until they have it, and writes down what came of each transition.
+
+Several transitions may be under way on a large pool, each with a record and an operation of its own: the next one is
+only decided once the actuator has given the last one its operation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import structlog
 
 from policy_engine.core.draft import ReplicaChange, Transition
 from policy_engine.core.overlay import adopt_awake
-from policy_engine.core.pool import PoolState, bar, settle
+from policy_engine.core.pool import PoolState, UnderWay, bar, settle
+from policy_engine.core.vocabulary import MemberKey, Rule
 from policy_engine.shell.convert import overlay_from_proto
 from policy_engine.shell.links import FINISHED, ActuatorLink
 from policy_engine.shell.memory import Memory, desired_command, pool_state_command
@@ -97,10 +102,10 @@ class Publisher:
         memory: Memory,
         response: actuator_pb2.ApplyPoolStateResponse,
     ) -> None:
-        record = self._pending(memory, pool.name)
+        record = self.log.get(memory.desired[pool.name].decision_id)
         if response.HasField("operation"):
             link.take_operation(response.operation)
-        if record is None:
+        if record is None or record.outcome.state != decision_pb2.OUTCOME_STATE_PENDING:
             return
         if not response.HasField("operation"):
             done = with_outcome(
@@ -121,15 +126,20 @@ class Publisher:
             await self.writer.commit(turn, records=[known])
 
     async def follow(self, pool: Pool, link: ActuatorLink, turn: Turn, memory: Memory) -> None:
-        """Write the outcome of the pool's last decision once its operation has ended, and settle a failed one."""
-        record = self._pending(memory, pool.name)
-        if record is None or not record.outcome.operation_ids:
-            return
-        operation = await self._operation(link, record.outcome.operation_ids[-1])
-        if operation is None or operation.state not in FINISHED:
-            return
-        outcome = _OUTCOMES[operation.state]
-        await self._conclude(pool, link, turn, memory, record, outcome, operation.detail)
+        """Write the outcome of each of the pool's decisions whose operation has ended, and settle failed ones."""
+        for record in self.log.pending_of(pool.name):
+            if not record.outcome.operation_ids:
+                if record.decision_id != memory.desired[pool.name].decision_id:
+                    await self.writer.commit(turn, records=[_superseded(record, turn, "by a newer state")])
+                continue
+            operation = await self._operation(link, record.outcome.operation_ids[-1])
+            if operation is not None and operation.state in FINISHED:
+                outcome = _OUTCOMES[operation.state]
+                await self._conclude(pool, link, turn, memory, record, outcome, operation.detail)
+
+    def under_way(self, pool: str) -> tuple[UnderWay, ...]:
+        """Transitions, and births, that the actuator works on; one that it has not taken yet bars all others."""
+        return tuple(_under_way(record) for record in self.log.pending_of(pool))
 
     async def preempt(self, link: ActuatorLink, operation_id: str, reason: str) -> None:
         """Ask for the roll-back of a transition, once; its end is told by the watch."""
@@ -145,12 +155,9 @@ class Publisher:
         link.take_operation(response.operation)
         log.info("transition pre-empted", operation=operation_id, reason=reason)
 
-    def superseded(self, desired: actuator_pb2.PoolState | None, turn: Turn) -> list[decision_pb2.Decision]:
-        """The record behind `desired` with that outcome, when it was still open."""
-        record = self.log.get(desired.decision_id) if desired is not None else None
-        if record is None or record.outcome.state != decision_pb2.OUTCOME_STATE_PENDING:
-            return []
-        return [with_outcome(record, decision_pb2.OUTCOME_STATE_SUPERSEDED, now_s=turn.now_s, detail="by a new layout")]
+    def superseded(self, pool: str, turn: Turn) -> list[decision_pb2.Decision]:
+        """The pool's records that are still open, with that outcome."""
+        return [_superseded(record, turn, "by a new layout") for record in self.log.pending_of(pool)]
 
     async def _conclude(
         self,
@@ -253,8 +260,9 @@ class Publisher:
         log.error("pool state refused", pool=pool.name, error=describe(error))
         until_s = turn.now_s + REFUSED_PAUSE_S
         self._refusals[pool.name] = _Refusal(memory.desired[pool.name].state_revision, until_s, describe(error))
-        record = self._pending(memory, pool.name)
-        if record is not None and record.kind == decision_pb2.DECISION_KIND_TRANSITION:
+        record = self.log.get(memory.desired[pool.name].decision_id)
+        pending = record is not None and record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING
+        if record is not None and pending and record.kind == decision_pb2.DECISION_KIND_TRANSITION:
             self._refusals.pop(pool.name)
             await self._conclude(
                 pool, link, turn, memory, record, decision_pb2.OUTCOME_STATE_ROLLED_BACK, describe(error)
@@ -275,11 +283,25 @@ class Publisher:
         memory.desired[pool.name] = wish
         log.warning("the actuator is ahead", pool=pool.name, theirs=theirs, ours=desired.state_revision)
 
-    def _pending(self, memory: Memory, pool: str) -> decision_pb2.Decision | None:
-        record = self.log.get(memory.desired[pool].decision_id)
-        if record is None or record.outcome.state != decision_pb2.OUTCOME_STATE_PENDING:
-            return None
-        return record
+
+def _superseded(record: decision_pb2.Decision, turn: Turn, detail: str) -> decision_pb2.Decision:
+    return with_outcome(record, decision_pb2.OUTCOME_STATE_SUPERSEDED, now_s=turn.now_s, detail=detail)
+
+
+def _under_way(record: decision_pb2.Decision) -> UnderWay:
+    transition = _transition(record)
+    ids = list(record.outcome.operation_ids)
+    return UnderWay(
+        operation=ids[-1] if ids else f"of {record.decision_id}",
+        rule=Rule(decision_pb2.Rule.Name(record.rule).removeprefix("RULE_")),
+        receivers=_members(transition.wakes),
+        donors=_members(transition.releases),
+        replicas=tuple(sorted(change.replica for change in (*transition.releases, *transition.wakes))) if ids else (),
+    )
+
+
+def _members(changes: tuple[ReplicaChange, ...]) -> tuple[MemberKey, ...]:
+    return tuple(sorted({MemberKey(change.service, change.role) for change in changes}))
 
 
 def _transition(record: decision_pb2.Decision) -> Transition:

@@ -53,6 +53,8 @@ class DecisionLog:
         self._stopping = stopping
         self._stream = BoundedStream(store, keys.decisions(), decision_pb2.Decision, maxlen=kept)
         self._records: dict[str, decision_pb2.Decision] = {}
+        # Ids of records whose outcome is open; some may be gone from the records.
+        self._open: set[str] = set()
         self._after = "0"
         self._written = 0
         self._loaded = False
@@ -101,16 +103,21 @@ class DecisionLog:
                 break
         return found
 
+    def pending_of(self, subject: str) -> list[decision_pb2.Decision]:
+        """Decisions on that very subject whose outcome is open, oldest first."""
+        found = (self._records.get(decision_id) for decision_id in sorted(self._open))
+        return [record for record in found if record is not None and record.subject == subject]
+
     async def load(self) -> None:
         """Read the index once; the stream from its end on."""
         last = await self._stream.read_last(1)
         self._after = last[-1].id if last else "0"
         found = await cast("Any", self._store.redis.hgetall(keys.decision_index()))
-        self._records = {}
+        self._records, self._open = {}, set()
         for raw_id in sorted(found):
             name = raw_id.decode(errors="replace")
             try:
-                self._records[name] = decode(decision_pb2.Decision, found[raw_id], place=f"decision {name}")
+                self._keep(decode(decision_pb2.Decision, found[raw_id], place=f"decision {name}"))
             except CorruptEntry as error:
                 log.warning("a decision was left out", error=str(error))
         self._loaded = True
@@ -137,10 +144,17 @@ class DecisionLog:
         known = self._records.get(record.decision_id)
         if known is not None and not _newer(record, known):
             return
-        self._records[record.decision_id] = record
+        self._keep(record)
         while len(self._records) > 2 * self._kept:
             del self._records[min(self._records)]
         self.hub.publish(policy_pb2.WatchDecisionsResponse(decision=record))
+
+    def _keep(self, record: decision_pb2.Decision) -> None:
+        self._records[record.decision_id] = record
+        if record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING:
+            self._open.add(record.decision_id)
+        else:
+            self._open.discard(record.decision_id)
 
 
 def _newer(record: decision_pb2.Decision, known: decision_pb2.Decision) -> bool:
