@@ -1,0 +1,127 @@
+"""`trimtab evaluate` as a user runs it: files, exit statuses, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simulator.evaluation.bars import at_least
+from simulator.evaluation.summaries import Case
+from tests.simulator.evaluation.made_up import suite
+from trimtab.cli import evaluate
+from trimtab.cli.main import app
+
+FAILING = Case("fast", "one", 2)
+
+
+def trimtab(*argv: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trimtab.cli.main", "evaluate", *argv],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=folder,
+    )
+
+
+def test_the_smoke_suite_from_command_to_files(tmp_path: Path) -> None:
+    done = trimtab("smoke", "--duration", "20", "--seeds", "2", "--jobs", "2", "--trace", "burst", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "3 policies × 1 traces × 2 seeds: 6 runs; 2 of 2 bars met" in done.stdout
+    folder = tmp_path / "evaluation" / "smoke"
+    assert {path.name for path in folder.iterdir()} == {
+        ".trimtab-evaluation", "results.json", "table.csv", "report.html",
+        "timeline-burst.svg", "cdf-burst.svg", "cost.svg",
+    }  # fmt: skip
+    whole = json.loads((folder / "results.json").read_text())
+    assert whole["inputs"]["duration_s"] == 20
+    assert whole["machine"]["jobs"] == 2
+    assert whole["machine"]["command"].endswith("--trace burst")
+    fast = whole["results"]["burst"]["static-4"]
+    assert fast["pooled"]["requests"] > 200
+    assert fast["pooled"]["lost"] == 0
+    assert fast["over_seeds"]["energy_kwh"]["mean"] > 0
+    assert "static-4" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["nothing"], "there is no suite 'nothing'; there are "),
+        ([], "name a suite: "),
+        (["smoke", "--policy", "static-9"], "--policy static-9: suite smoke has static-1, static-2, static-4"),
+        (["smoke", "--trace", "quiet"], "--trace quiet: suite smoke has steady, burst"),
+        (["smoke", "--seeds", "9"], "--seeds 9: suite smoke has 3 seeds"),
+    ],
+)
+def test_what_is_not_there_is_named_in_a_line(tmp_path: Path, argv: list[str], words: str) -> None:
+    with pytest.raises(evaluate.CommandError, match=words):
+        CliRunner().invoke(app, ["evaluate", *argv, "--out", str(tmp_path)], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch):
+    """Makes the command find a made-up suite."""
+
+    def use(**changes: object) -> None:
+        monkeypatch.setattr(evaluate, "find_suite", lambda name, options: suite(**changes))
+
+    return use
+
+
+def run(*argv: str):
+    return CliRunner().invoke(app, ["evaluate", "made-up", "--jobs", "1", "--no-plots", *argv])
+
+
+def test_json_is_one_object_and_writes_no_file(made_up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_up()
+    done = run("--json")
+    assert done.exit_code == 0
+    assert {"machine", "inputs", "results", "bars"} <= set(json.loads(done.stdout))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_case_is_named_and_the_status_is_one(made_up, tmp_path: Path) -> None:
+    made_up(breaking={FAILING: "the sky"}, bars=lambda evaluation: [at_least("b", 0.0, 1.0)])
+    done = run("--out", str(tmp_path), "--require-bars")
+    assert done.exit_code == 1
+    assert "fast on one, seed 2: RuntimeError: the sky fell on fast" in done.stdout
+    whole = json.loads((tmp_path / "results.json").read_text())
+    assert [failure["seed"] for failure in whole["failures"]] == [2]
+    assert len(whole["results"]["one"]["slow"]["runs"]) == 3
+
+
+@pytest.mark.parametrize(("argv", "status"), [([], 0), (["--require-bars"], 2)])
+def test_a_missed_bar_is_shown_and_fails_only_when_asked_to(made_up, tmp_path, argv: list[str], status: int) -> None:
+    made_up(bars=lambda evaluation: [at_least("fast_enough", 0.5, 1.0)])
+    done = run("--out", str(tmp_path), *argv)
+    assert done.exit_code == status
+    assert "MISS" in done.stdout
+    assert "0 of 1 bars met" in done.stdout
+
+
+def test_bars_that_are_met_pass(made_up, tmp_path: Path) -> None:
+    made_up(bars=lambda evaluation: [at_least("fast_enough", 1.0, 1.0)])
+    assert run("--out", str(tmp_path), "--require-bars").exit_code == 0
+
+
+def test_somebody_elses_results_are_refused_before_anything_runs(made_up, tmp_path: Path) -> None:
+    made_up(breaking=dict.fromkeys(suite().cases, "should not run"))
+    (tmp_path / "report.html").write_text("mine")
+    done = run("--out", str(tmp_path))
+    assert "report.html is there" in str(done.exception)
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+def test_suites_are_listed() -> None:
+    done = CliRunner().invoke(app, ["evaluate", "--list", "--json"])
+    assert "smoke" in json.loads(done.stdout)

@@ -1,0 +1,168 @@
+"""Figures over seeds, against another policy, and what is asked of them."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.evaluation.bars import Bar, at_least, at_most
+from simulator.evaluation.spread import Spread, t_quantile
+from simulator.evaluation.study import Evaluation, geometric_mean
+from simulator.evaluation.suite import SuiteError
+from simulator.evaluation.summaries import Case, summarise_run
+from tests.simulator.evaluation.made_up import SLOS, columns, result, suite
+
+# Two-sided quantiles of Student's t from printed tables.
+T_TABLE = [
+    (1, 0.95, 12.706), (2, 0.95, 4.303), (3, 0.95, 3.182), (4, 0.95, 2.776), (9, 0.95, 2.262), (10, 0.95, 2.228),
+    (30, 0.95, 2.042), (120, 0.95, 1.980), (1, 0.99, 63.657), (4, 0.99, 4.604), (9, 0.9, 1.833), (1, 0.5, 1.000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("degrees", "confidence", "expected"), T_TABLE)
+def test_students_t_is_that_of_the_tables(degrees, confidence, expected):
+    assert t_quantile(degrees, confidence) == pytest.approx(expected, abs=6e-4)
+
+
+@pytest.mark.parametrize(("degrees", "confidence"), [(0, 0.95), (3, 0.0), (3, 1.0)])
+def test_students_t_has_no_quantile_outside_its_range(degrees, confidence):
+    with pytest.raises(ValueError, match="degrees"):
+        t_quantile(degrees, confidence)
+
+
+def test_a_spread_by_hand():
+    spread = Spread.of([2.0, 4.0, 9.0])
+    assert (spread.seeds, spread.missing, spread.mean, spread.median, spread.low, spread.high) == (3, 0, 5, 4, 2, 9)
+    half = 4.3027 * statistics.stdev([2, 4, 9]) / math.sqrt(3)
+    assert (spread.ci_low, spread.ci_high) == (pytest.approx(5 - half, abs=1e-3), pytest.approx(5 + half, abs=1e-3))
+
+
+def test_one_seed_has_no_interval_and_none_has_nothing():
+    assert Spread.of([3.0]) == Spread(1, 0, 3.0, 3.0, 3.0, 3.0, None, None)
+    assert Spread.of([None, math.nan]) == Spread(0, 2, None, None, None, None, None, None)
+    assert Spread.of([]) == Spread(0, 0, None, None, None, None, None, None)
+
+
+def test_missing_seeds_are_counted_and_are_not_zero():
+    spread = Spread.of([4.0, None, 6.0])
+    assert (spread.seeds, spread.missing, spread.mean, spread.low) == (2, 1, 5.0, 4.0)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
+def test_the_mean_lies_within_its_interval_and_range(values):
+    spread = Spread.of(values)
+    slack = 1e-9 * max(map(abs, values))
+    assert spread.ci_low - slack <= spread.mean <= spread.ci_high + slack
+    assert spread.low - slack <= spread.mean <= spread.high + slack
+
+
+def evaluation(e2e_s: dict[Case, float], failures: dict[Case, str] | None = None) -> Evaluation:
+    """One request a run, of the given E2E."""
+    runs = {}
+    for case, took_s in e2e_s.items():
+        row = ("chat", 0.0, took_s / 2, took_s, 2, False)
+        runs[case] = summarise_run(case, result(columns([row]), case=case), SLOS)
+    return Evaluation(
+        policies=("new", "old"), traces=("t",), seeds=(1, 2, 3), baseline="old", runs=runs, failures=failures or {}
+    )
+
+
+PAIRS = {
+    Case("old", "t", 1): 1.0,
+    Case("old", "t", 2): 2.0,
+    Case("old", "t", 3): 10.0,
+    Case("new", "t", 1): 0.5,
+    Case("new", "t", 2): 1.8,
+    Case("new", "t", 3): 2.0,
+}
+
+
+def test_a_change_is_taken_seed_by_seed():
+    change = evaluation(PAIRS).change("new", "t", "e2e_p95_s", against="old")
+    assert change.median == pytest.approx(-0.5)
+    assert (change.low, change.high) == (pytest.approx(-0.8), pytest.approx(-0.1))
+    same = evaluation(PAIRS).change("old", "t", "e2e_p95_s", against="old")
+    assert (same.low, same.high) == (0, 0)
+
+
+def test_a_seed_that_failed_is_missing_from_both_sides_of_a_change():
+    left = {case: value for case, value in PAIRS.items() if case != Case("new", "t", 3)}
+    some = evaluation(left, {Case("new", "t", 3): "gone"})
+    change = some.change("new", "t", "e2e_p95_s", against="old")
+    assert (change.seeds, change.missing, change.median) == (2, 1, pytest.approx(-0.3))
+    assert some.spread("new", "t", "e2e_p95_s").seeds == 2
+    assert some.change("new", "t", "e2e_p95_s", against="nobody") == Spread.of([None] * 3)
+
+
+def test_what_was_not_run_is_none():
+    nothing = evaluation({})
+    assert nothing.pooled("new", "t") is None
+    assert nothing.spread("new", "t", "e2e_p95_s").mean is None
+    assert nothing.services() == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [((2.0, 8.0), 4.0), ((3.0,), 3.0), ((), None), ((1.0, None), None), ((1.0, 0.0), None), ((1.0, math.nan), None)],
+)
+def test_geometric_mean(values, mean):
+    assert geometric_mean(values) == (None if mean is None else pytest.approx(mean))
+
+
+@pytest.mark.parametrize(
+    ("made", "ok", "told"),
+    [
+        (at_least("b", 0.4, 0.4), True, 0.4),
+        (at_least("b", 0.39, 0.4), False, 0.39),
+        (at_most("b", 0.4, 0.4), True, 0.4),
+        (at_most("b", 0.41, 0.4), False, 0.41),
+        (at_most("b", None, 0.4), False, None),
+        (at_least("b", math.nan, 0.4), False, None),
+        (at_least("b", math.inf, 0.4), False, None),
+        (at_least("b", {"x": 0.5, "y": 0.4}, 0.4), True, {"x": 0.5, "y": 0.4}),
+        (at_least("b", {"x": 0.5, "y": 0.3}, 0.4), False, {"x": 0.5, "y": 0.3}),
+        (at_most("b", {"x": 0.1, "y": None}, 0.4), False, {"x": 0.1, "y": None}),
+        (at_most("b", {}, 0.4), False, {}),
+    ],
+)
+def test_a_bar_is_met_by_every_value_or_missed(made, ok, told):
+    assert made == Bar("b", told, 0.4, ok)
+
+
+def test_a_part_of_a_suite():
+    whole = suite()
+    part = whole.only(policies=["fast"], traces=["other"], seeds=2)
+    assert part.cases == (Case("fast", "other", 1), Case("fast", "other", 2))
+    assert (part.baseline, whole.only(traces=["one"]).baseline) == ("fast", "slow")
+    assert len(whole.cases) == 12
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"policies": ["quick"]}, "--policy quick: suite made-up has slow, fast"),
+        ({"traces": ["third"]}, "--trace third: suite made-up has one, other"),
+        ({"seeds": 4}, "--seeds 4: suite made-up has 3 seeds"),
+        ({"seeds": 0}, "--seeds 0"),
+    ],
+)
+def test_a_part_that_is_not_there_is_named(wanted, words):
+    with pytest.raises(SuiteError, match=words):
+        suite().only(**wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"baseline": "none"}, "baseline"),
+        ({"seeds": (1, 1)}, "twice"),
+        ({"seeds": ()}, "must not be empty"),
+        ({"plotted": ("none",)}, "none of its policies"),
+        ({"inputs": {"x": math.nan}}, "not JSON compliant"),
+    ],
+)
+def test_a_suite_that_contradicts_itself_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        suite(**change)
