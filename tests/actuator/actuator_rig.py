@@ -221,8 +221,9 @@ class Rig:
         drain_s: float = 5.0,
         replica_revision: int = 0,
         sleep_level: int = 1,
+        decision_id: str = "",
     ) -> Operation | None:
-        """ApplyPoolState."""
+        """ApplyPoolState; without ``decision_id`` each revision is a decision of its own."""
         assert self.memory is not None
         request = PoolRequest(
             pool="p",
@@ -231,7 +232,7 @@ class Rig:
             awake=tuple(awake),
             floors=floors,
             budget_gpus=self.fleet.gpus,
-            decision_id=f"d-{revision}",
+            decision_id=decision_id or f"d-{revision}",
             replica_revision=replica_revision,
             expire_s=self.now_s + 10,
             drain_timeout_s=drain_s,

@@ -799,3 +799,47 @@ def test_a_server_that_somebody_woke_without_its_weights_is_not_shown_before_it_
     assert rig.until_settled()
     assert rig.memory.replicas["b-0"].routable
     assert rig.servers["b-0"].has_weights
+
+
+def test_a_floor_that_changes_during_a_transition_neither_ends_nor_repeats_it() -> None:
+    rig = up()
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"], decision_id="d")
+    rig.run(0.3)
+    again = rig.apply(
+        3, OVERLAY, ["b-0", "a-1"], decision_id="d", floors=(Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
+    )
+    assert again.operation_id == first.operation_id, "whoever asks hears that it is still under way"
+    assert not again.finished
+    repeated = rig.apply(
+        3, OVERLAY, ["b-0", "a-1"], decision_id="d", floors=(Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
+    )
+    assert repeated.operation_id == first.operation_id
+    assert rig.until_settled()
+    assert rig.operation(first.operation_id).state is OperationState.SUCCEEDED
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+    pool = rig.memory.pools["p"]
+    assert (pool.settled_revision, pool.effective_awake) == (3, ("a-1", "b-0"))
+    assert pool.floors
+    assert rig.broken == []
+
+
+@pytest.mark.parametrize("waited_s", [1.0, 600.0])
+def test_a_floor_that_changes_while_or_after_a_transition_is_rolled_back_does_not_begin_it_anew(
+    waited_s: float,
+) -> None:
+    rig = up()
+    rig.servers["b-0"].wake_refused = True
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"], decision_id="d")
+    while rig.operation(first.operation_id).state is not OperationState.ROLLING_BACK:
+        rig.step()
+    rig.run(waited_s)
+    again = rig.apply(
+        3, OVERLAY, ["b-0", "a-1"], decision_id="d", floors=(Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
+    )
+    assert again.operation_id == first.operation_id
+    assert rig.until_settled()
+    assert rig.operation(first.operation_id).state is OperationState.ROLLED_BACK
+    transitions = [one for one in rig.memory.operations.values() if one.kind is OperationKind.TRANSITION]
+    assert [one.operation_id for one in transitions] == [first.operation_id]
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+    assert rig.memory.pools["p"].settled_revision == 3

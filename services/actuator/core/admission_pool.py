@@ -81,6 +81,9 @@ def apply_pool_state(
     _check_owners(d, request)
     d.meta = remember_token(d.meta, request.writer, request.token)
     pool = _accepted(request, current)
+    if current is not None and _only_bounds_differ(current, pool):
+        operation = _rebound(d, current, pool)
+        return PoolAnswer(state=d.commit(), state_revision=pool.state_revision, operation=operation)
     d.pools[pool.pool] = pool
     contradicted = _retarget(d, pool)
     operation = open_pool_operation(d, pool, contradicted)
@@ -113,6 +116,31 @@ def _repeated(d: Draft, current: Pool, request: PoolRequest) -> PoolAnswer:
     if operation is not None and operation.pool_revision != current.state_revision:
         operation = None
     return PoolAnswer(state=d.commit(), state_revision=current.state_revision, operation=operation)
+
+
+def _only_bounds_differ(current: Pool, asked: Pool) -> bool:
+    """The same decision for the same replicas, with other floors, budget or times."""
+    same = (current.decision_id, current.overlay, current.awake) == (asked.decision_id, asked.overlay, asked.awake)
+    return same and bool(asked.decision_id)
+
+
+def _rebound(d: Draft, current: Pool, asked: Pool) -> Operation | None:
+    """New bounds begin nothing: the decision's operation goes on under the new revision.
+
+    One that was rolled back is not tried again, or a change of a floor that comes meanwhile would do so.
+    """
+    operation = d.operations.get(current.operation_id)
+    settled = current.settled_revision == current.state_revision
+    if operation is not None and operation.pool_revision == current.state_revision:
+        operation = keep(d, replace(operation, pool_revision=asked.state_revision))
+    d.pools[asked.pool] = replace(
+        asked,
+        operation_id=current.operation_id,
+        failed_corrections=current.failed_corrections,
+        not_before_s=current.not_before_s,
+        settled_revision=asked.state_revision if settled else current.settled_revision,
+    )
+    return operation
 
 
 def _accepted(request: PoolRequest, current: Pool | None) -> Pool:
