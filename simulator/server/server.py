@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import structlog
+
 from simulator.core.engine import Engine
 from simulator.core.memory import OutOfMemory
 from simulator.core.profile import Profile
@@ -20,6 +22,8 @@ from simulator.server.faults import SLOW_FACTOR, Fault
 from simulator.server.http_metrics import HttpMetrics, ProcessMetrics
 from simulator.server.openai_api import ApiError
 from simulator.server.vllm_metrics import RequestParams, VllmMetrics
+
+log = structlog.get_logger(__name__)
 
 KV_HOLD_TIMEOUT_S = 480.0
 """vLLM's NIXL connector frees KV that no decode server fetched after this time."""
@@ -53,6 +57,8 @@ class ServerStats:
     requests_finished: int = 0
     requests_failed: int = 0
     requests_received_while_asleep: int = 0
+    requests_received_without_weights: int = 0
+    """After a sleep of level 2 and before the weights were loaded again: a real server answers nonsense."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     aborted: int = 0
@@ -128,6 +134,7 @@ class SimulatedServer:
         self.http_metrics = HttpMetrics(self.page, created_s=self.started_s)
         self.driver = EngineDriver(self.engine, self)
         self.sleep_state = SleepState()
+        self.has_weights = True
         self.metrics.record_sleep_state(self.sleep_state.gauges())
         self.fault = Fault.NONE
         self.fault_changed = asyncio.Event()
@@ -189,6 +196,9 @@ class SimulatedServer:
         if not self.driver.admitting:
             # From the call of /sleep to the end of /wake_up: nobody should send anything meanwhile.
             self.stats.requests_received_while_asleep += 1
+            log.warning("a request came while asleep", replica=self.settings.name, request_id=request_id)
+        if not self.has_weights:
+            self.stats.requests_received_without_weights += 1
         return done
 
     def release_kv(self, request_id: str) -> None:
@@ -247,6 +257,7 @@ class SimulatedServer:
             if level > 0:
                 self.engine.reset_cache()
             self.sleep_state = before.sleep(level)
+            self.has_weights = self.has_weights and level < 2
             self._surroundings.claim_memory(self.sleep_state)
             self.metrics.record_sleep_state(self.sleep_state.gauges())
             self.metrics.sleep_operation_ended("sleep", self.driver.now_s() - started_s, time.time())
@@ -291,6 +302,12 @@ class SimulatedServer:
             self.metrics.record_sleep_state(self.sleep_state.gauges())
             if self.sleep_state.runnable:
                 self.driver.resume()
+
+    def reload_weights(self) -> None:
+        """Load the model in place; its memory must be back. The time it takes is part of the profile's wake."""
+        if WEIGHTS in self.sleep_state.missing:
+            raise _worker_failed("reload_weights", "CUDA error: an illegal memory access was encountered")
+        self.has_weights = True
 
     def reset_prefix_cache(self) -> None:
         """Forget reusable blocks."""
