@@ -211,6 +211,21 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
     return json_response({"success": True})
 
 
+async def collective_rpc(request: web.Request) -> web.Response:
+    """POST /collective_rpc: loads the weights again that a sleep of level 2 threw away; no other method."""
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise ApiError(400, "Invalid JSON format", "Bad Request") from error
+    method = body.get("method") if isinstance(body, dict) else None
+    if not method:
+        raise ApiError(400, "Missing 'method' in request body", "Bad Request")
+    if method != "reload_weights":
+        raise ApiError(500, f"the simulated server has no method {method}", "InternalServerError")
+    request.app[SERVER_KEY].reload_weights()
+    return json_response({"results": [None]})
+
+
 def _query(kind: type[_SleepQuery], request: web.Request) -> _SleepQuery:
     try:
         return kind.model_validate(dict(request.query))
@@ -246,4 +261,5 @@ def make_app(server: SimulatedServer) -> web.Application:
     router.add_post("/pause", pause)
     router.add_post("/resume", resume)
     router.add_post("/reset_prefix_cache", reset_prefix_cache)
+    router.add_post("/collective_rpc", collective_rpc)
     return app

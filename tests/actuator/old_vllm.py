@@ -16,6 +16,10 @@ class OldVllm:
         self.hang: set[str] = set()
         self.calls: list[str] = []
         self.sleep_after_s = 0.05
+        # Set by what it is told; 0 for releases that say nothing of it.
+        self.level = 0
+        self.reloaded = False
+        self.reload_status = 200
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path
@@ -27,6 +31,7 @@ class OldVllm:
         if path == "/metrics":
             awake = 0 if self.asleep else 1
             state = f'vllm:engine_sleep_state{{sleep_state="awake"}} {awake}\n'
+            state += f'vllm:engine_sleep_state{{sleep_state="discard_all"}} {int(self.asleep and self.level == 2)}\n'
             return web.Response(text=f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting 0\n" + state)
         if path == "/v1/models":
             return web.json_response({"object": "list", "data": [{"id": "served", "object": "model"}]})
@@ -40,6 +45,12 @@ class OldVllm:
             asyncio.get_running_loop().call_later(self.sleep_after_s, setattr, self, "asleep", True)
             return web.Response()
         if self.dev_mode and path == "/wake_up":
-            self.asleep = self.paused = False
+            self.asleep = self.asleep and request.query.get("tags") == "weights"
+            self.paused = False
+            return web.Response()
+        if self.dev_mode and path == "/collective_rpc":
+            self.reloaded = (await request.json()) == {"method": "reload_weights"} and self.reload_status == 200
+            return web.Response(status=self.reload_status)
+        if self.dev_mode and path == "/reset_prefix_cache":
             return web.Response()
         return web.Response(status=404, text='{"detail":"Not Found"}')

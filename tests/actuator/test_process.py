@@ -42,6 +42,22 @@ async def test_a_pool_is_brought_up_and_moves_capacity_once(stack: Any) -> None:
     assert routable == {"code-0", "code-1"}
 
 
+async def test_servers_that_slept_without_their_weights_have_them_before_they_are_shown(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator()
+    response = await stack.until(
+        lambda: stack.apply(stack.pool_state(1, ["chat-0", "code-1"], sleep_level=2)), what="an accepted pool state"
+    )
+    assert (await stack.ended(response.operation.operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
+    response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"], sleep_level=2))
+    operation = await stack.ended(response.operation.operation_id)
+    assert operation.state == pb.OPERATION_STATE_SUCCEEDED, operation
+    assert await stack.life_cycles() == SWAPPED
+    services = stack.fleet.ask("/stats")["services"].values()
+    assert sum(stats["requests_received"] for stats in services) >= 3, "canary tokens came"
+    assert sum(stats["requests_received_without_weights"] for stats in services) == 0
+
+
 @pytest.mark.parametrize("phase", ["falling asleep", "waking"])
 async def test_sigkill_in_the_middle_of_a_transition_is_recovered(stack: Any, phase: str) -> None:
     stack.start_fleet()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,19 +31,35 @@ vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
 vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0
 vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 0.0
+vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
 """
+ASLEEP = PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0')
+ALL = Gauges(in_flight=6, memory_in_use=True, waiting=2, kv_usage=0.5)
 PAGES = {
-    "all engines added": (PAGE, Gauges(in_flight=6, memory_in_use=True)),
-    "asleep": (
-        PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'),
-        Gauges(in_flight=6, memory_in_use=False),
+    "all engines added, the fullest cache": (PAGE, ALL),
+    "asleep at level 1": (
+        ASLEEP.replace('weights_offloaded"} 0.0', 'weights_offloaded"} 1.0'),
+        replace(ALL, memory_in_use=False, sleep_level=1),
     ),
-    "a release without the sleep state": ("\n".join(PAGE.splitlines()[:4]), Gauges(in_flight=6, memory_in_use=None)),
+    "asleep at level 2": (
+        ASLEEP.replace('discard_all"} 0.0', 'discard_all"} 1.0'),
+        replace(ALL, memory_in_use=False, sleep_level=2),
+    ),
+    "asleep at level 0": (ASLEEP, replace(ALL, memory_in_use=False)),
+    "a release without the sleep state": (
+        "\n".join(PAGE.splitlines()[:4]),
+        Gauges(in_flight=6, memory_in_use=None, waiting=2),
+    ),
+    "an old name": (PAGE.replace("kv_cache_usage", "gpu_cache_usage"), ALL),
+    "a share that is none": (PAGE.replace("0.25", "NaN"), replace(ALL, kv_usage=None)),
+    "a share above one": (PAGE.replace("0.25", "25"), replace(ALL, kv_usage=None)),
     "waiting is missing": ("vllm:num_requests_running 3\n", Gauges(in_flight=None, memory_in_use=None)),
-    "not a number": (PAGE.replace("3.0", "NaN"), Gauges(in_flight=None, memory_in_use=True)),
-    "negative": (PAGE.replace("3.0", "-1"), Gauges(in_flight=None, memory_in_use=True)),
-    "infinite": (PAGE.replace("3.0", "+Inf"), Gauges(in_flight=None, memory_in_use=True)),
-    "a word": (PAGE.replace("3.0", "three"), Gauges(in_flight=None, memory_in_use=True)),
+    "not a number": (PAGE.replace("3.0", "NaN"), replace(ALL, in_flight=None)),
+    "negative": (PAGE.replace("3.0", "-1"), replace(ALL, in_flight=None)),
+    "infinite": (PAGE.replace("3.0", "+Inf"), replace(ALL, in_flight=None)),
+    "a word": (PAGE.replace("3.0", "three"), replace(ALL, in_flight=None)),
     "cut off": (PAGE[:60], Gauges(in_flight=None, memory_in_use=None)),
     "empty": ("", Gauges(in_flight=None, memory_in_use=None)),
 }
@@ -86,7 +103,7 @@ async def test_a_sleep_is_believed_only_from_is_sleeping(serve: Callable, client
     address = await serve(server.handle)
     outcome = await Doer(client)(ActionKind.SLEEP, address, sleep_level=2)
     assert (outcome.ok, server.asleep) == (True, True)
-    assert "POST /sleep?level=2&mode=abort" in server.calls
+    assert "POST /sleep?level=2&mode=wait" in server.calls
 
 
 async def test_a_server_with_work_is_left_alone(serve: Callable, client: VllmClient) -> None:
@@ -118,8 +135,6 @@ async def test_a_sleep_without_an_answer_may_still_happen(serve: Callable, clien
     assert (outcome.ok, outcome.unsettled) == (False, False), "it was not even asked"
     server.hang = {"/sleep"}
     executor_outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
-    from dataclasses import replace
-
     hasty = Executor(StaticBackendStub(), client, replace(LIMITS, sleeping_s=0.2), executor_outcomes.put_nowait)
     hasty.start(Action(kind=ActionKind.SLEEP, replica="a-0", address=address))
     outcome = await asyncio.wait_for(executor_outcomes.get(), 5)
@@ -139,6 +154,44 @@ async def test_a_wake_is_checked_and_a_canary_wants_a_real_token(serve: Callable
     server.hang = {"/v1/completions"}
     outcome = await do(ActionKind.CANARY, address, model="m")
     assert (outcome.ok, "did not answer within 0.5 s" in outcome.error) == (False, True)
+
+
+WAKES = {
+    "its weights are in host memory": (1, 0, ["POST /wake_up"]),
+    "its weights are gone": (
+        2,
+        0,
+        [
+            "POST /wake_up?tags=weights",
+            "POST /collective_rpc",
+            "POST /wake_up?tags=kv_cache",
+            "POST /reset_prefix_cache",
+        ],
+    ),
+    "the server knows better than the record": (1, 2, ["POST /wake_up?tags=weights", "POST /collective_rpc"]),
+}
+
+
+@pytest.mark.parametrize("case", sorted(WAKES))
+async def test_what_a_wake_needs_at_each_level(case: str, serve: Callable, client: VllmClient) -> None:
+    recorded, said, calls = WAKES[case]
+    server = OldVllm()
+    server.asleep, server.level = True, said
+    assert (await Doer(client)(ActionKind.WAKE, await serve(server.handle), sleep_level=recorded)).ok
+    assert not server.asleep
+    posted = [call for call in server.calls if call.startswith("POST")]
+    assert posted[: len(calls)] == calls
+    assert server.reloaded is ("POST /collective_rpc" in calls)
+
+
+async def test_weights_that_do_not_load_fail_the_wake(serve: Callable, client: VllmClient) -> None:
+    """A token would come all the same, and mean nothing."""
+    server = OldVllm()
+    server.asleep, server.level, server.reload_status = True, 2, 500
+    outcome = await Doer(client)(ActionKind.WAKE, await serve(server.handle), sleep_level=2)
+    assert (outcome.ok, outcome.permanent) == (False, False)
+    assert "/collective_rpc answers 500" in outcome.error
+    assert server.asleep, "its KV cache was not given back, so it says that it sleeps"
 
 
 async def test_a_canary_asks_for_the_served_model_when_none_is_known(serve: Callable, client: VllmClient) -> None:

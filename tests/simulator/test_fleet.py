@@ -97,6 +97,7 @@ async def test_a_replica_starts_refuses_connections_meanwhile_and_serves(make_fl
         "requests_finished": 1,
         "requests_failed": 0,
         "requests_received_while_asleep": 0,
+        "requests_received_without_weights": 0,
         "prompt_tokens": 1,
         "generation_tokens": 3,
         "aborted": 0,

@@ -196,6 +196,27 @@ async def test_requests_to_a_sleeping_server_hang_unseen_by_the_gauges_until_it_
     assert at.server.stats.requests_received_while_asleep == 1
 
 
+async def test_after_a_sleep_of_level_2_the_weights_have_to_be_loaded_again(make_server, http) -> None:
+    at = await make_server()
+
+    async def post(path: str, body: object = None) -> int:
+        async with http.post(at.url + path, json=body) as response:
+            return response.status
+
+    reload = {"method": "reload_weights"}
+    assert await post("/sleep?level=2") == 200
+    assert await post("/collective_rpc", reload) == 500, "their memory is not back"
+    assert await post("/wake_up?tags=weights") == 200
+    assert (await post("/collective_rpc", {}), await post("/collective_rpc", {"method": "no_such"})) == (400, 500)
+    assert await post("/wake_up?tags=kv_cache") == 200
+    prompt = {"prompt": "x", "max_tokens": 1}
+    assert await post("/v1/completions", prompt) == 200
+    assert at.server.stats.requests_received_without_weights == 1, "a real server would answer nonsense"
+    assert await post("/collective_rpc", reload) == 200
+    assert await post("/v1/completions", prompt) == 200
+    assert at.server.stats.requests_received_without_weights == 1
+
+
 async def test_a_stream_to_a_sleeping_server_gets_its_headers_at_once(make_server, http) -> None:
     at = await make_server()
     async with http.post(at.url + "/sleep?level=1"):

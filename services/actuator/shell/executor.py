@@ -105,7 +105,8 @@ class Executor:
     async def _wake(self, action: Action) -> Outcome:
         try:
             async with asyncio.timeout(self._limits.reactivating_s):
-                await self._client.wake_up(action.address, timeout_s=self._limits.reactivating_s)
+                level = max(action.sleep_level, (await self._client.gauges(action.address)).sleep_level or 0)
+                await self._client.wake_up(action.address, level=level, timeout_s=self._limits.reactivating_s)
                 await self._until_sleeping(action.address, wanted=False)
                 await self._client.health(action.address)
         except VllmError as error:

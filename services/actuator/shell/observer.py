@@ -170,6 +170,9 @@ async def look(client: VllmClient, address: str, *, now_s: float, misses: int) -
         sleeping=sleeping,
         paused=bool(sleeping and gauges.memory_in_use),
         in_flight=gauges.in_flight,
+        waiting=gauges.waiting,
+        kv_usage=gauges.kv_usage,
+        sleep_level=gauges.sleep_level,
         error=error_text,
     )
 

@@ -30,6 +30,21 @@ class ActuatorSettings(ServiceSettings):
     pinned_wait_s: float = Field(
         60.0, ge=0, le=3600, description="wait for requests that cannot be continued elsewhere"
     )
+    release_wait_s: float = Field(
+        10.0, ge=0, le=3600, description="the same for a release of a pool, before another donor is looked for"
+    )
+    acknowledge_timeout_s: float = Field(
+        10.0, gt=0, le=600, description="a release that a living gateway does not confirm for so long is given up"
+    )
+    guard_waiting_growth: float = Field(
+        8.0,
+        ge=0,
+        le=10_000,
+        description="a release is taken back when each replica that stays has so many more waiting",
+    )
+    guard_kv_usage: float = Field(
+        0.98, gt=0, le=1, description="a release is taken back when one that stays uses more of its KV cache"
+    )
     starting_timeout_s: float = Field(600.0, gt=0, le=7200, description="a new server must be ready by then")
     sleep_timeout_s: float = Field(90.0, gt=0, le=600, description="a server must be asleep by then")
     wake_timeout_s: float = Field(60.0, gt=0, le=600, description="a server must be awake by then")
@@ -53,6 +68,10 @@ class ActuatorSettings(ServiceSettings):
             sleeping_s=self.sleep_timeout_s,
             default_drain_s=self.default_drain_s,
             pinned_wait_s=self.pinned_wait_s,
+            release_wait_s=self.release_wait_s,
+            acknowledge_s=self.acknowledge_timeout_s,
+            guard_waiting_growth=self.guard_waiting_growth,
+            guard_kv_usage=self.guard_kv_usage,
             gateway_lease_s=self.gateway_lease_s,
             gateway_grace_s=2 * self.gateway_lease_s,
             misses_before_unknown=self.misses_before_unknown,

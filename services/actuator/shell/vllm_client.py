@@ -3,7 +3,7 @@
 What differs between releases (measured, see docs/actuator.md): the sleep routes answer 404 unless the server runs
 with ``VLLM_SERVER_DEV_MODE=1``; releases up to 0.25 answer ``/sleep`` with an empty body and check nothing, so a sleep
 is believed only from ``/is_sleeping``; that is true after ``/pause`` too, which ``engine_sleep_state`` tells apart;
-gauges are frozen while asleep.
+gauges are frozen while asleep. ``mode`` is a newer parameter of ``/sleep``: a release that does not know it ignores it.
 """
 
 import math
@@ -12,12 +12,23 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from actuator.core.waking import LEVEL_WITHOUT_WEIGHTS
+
 MAX_PAGE_BYTES = 4 * 2**20
-_NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:engine_sleep_state")
+_NAMES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:engine_sleep_state",
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+)
 _FILTERED = "/metrics/?" + "&".join(f"name[]={name}" for name in _NAMES)
 _SAMPLE = re.compile(
-    r"^vllm[:_](num_requests_running|num_requests_waiting|engine_sleep_state)(?:\{([^}]*)\})?[ \t]+(\S+)", re.MULTILINE
+    r"^vllm[:_](num_requests_running|num_requests_waiting|engine_sleep_state|kv_cache_usage_perc|gpu_cache_usage_perc)"
+    r"(?:\{([^}]*)\})?[ \t]+(\S+)",
+    re.MULTILINE,
 )
+_LEVELS = {'sleep_state="weights_offloaded"': 1, 'sleep_state="discard_all"': 2}
 
 
 class VllmError(Exception):
@@ -36,23 +47,45 @@ class Gauges:
     in_flight: int | None
     # engine_sleep_state{sleep_state="awake"}: memory is in use.
     memory_in_use: bool | None
+    # Waiting requests alone; the highest share of KV cache in use of any engine.
+    waiting: int | None = None
+    kv_usage: float | None = None
+    # At which level it sleeps by its own word; None when it does not say, or is awake.
+    sleep_level: int | None = None
 
 
 def parse_gauges(page: str) -> Gauges:
     """Running and waiting added over all engines. A value that is no count makes the sum unreadable, not zero."""
     counts: dict[str, float] = {}
+    kv_usage: list[float] = []
     awake: bool | None = None
+    level: int | None = None
     for name, labels, text in _SAMPLE.findall(page):
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if name != "engine_sleep_state":
+        if name.endswith("cache_usage_perc"):
+            kv_usage.append(value)
+        elif name != "engine_sleep_state":
             counts[name] = counts.get(name, 0.0) + (value if value >= 0 else math.nan)
         elif 'sleep_state="awake"' in labels:
             awake = bool(awake) or value == 1.0
-    total = counts.get("num_requests_running", math.nan) + counts.get("num_requests_waiting", math.nan)
-    return Gauges(in_flight=round(total) if math.isfinite(total) else None, memory_in_use=awake)
+        elif value == 1.0:
+            level = next((number for text, number in _LEVELS.items() if text in labels), level)
+    waiting = counts.get("num_requests_waiting", math.nan)
+    known = bool(kv_usage) and all(0.0 <= share <= 1.0 for share in kv_usage)
+    return Gauges(
+        in_flight=_whole(counts.get("num_requests_running", math.nan) + waiting),
+        memory_in_use=awake,
+        waiting=_whole(waiting),
+        kv_usage=max(kv_usage) if known else None,
+        sleep_level=level,
+    )
+
+
+def _whole(value: float) -> int | None:
+    return round(value) if math.isfinite(value) else None
 
 
 class VllmClient:
@@ -102,12 +135,26 @@ class VllmClient:
         return parse_gauges(page)
 
     async def sleep(self, address: str, *, level: int, timeout_s: float) -> None:
-        """Asks for sleep; only for a server with nothing in flight, since what runs would be aborted."""
-        await self._post(address, f"/sleep?level={level}&mode=abort", timeout_s=timeout_s)
+        """Asks for sleep; only for a server with nothing in flight.
 
-    async def wake_up(self, address: str, *, timeout_s: float) -> None:
-        """Asks for everything to come back; also resumes a pause."""
-        await self._post(address, "/wake_up", timeout_s=timeout_s)
+        ``mode=wait`` lets a request end that came after the count. Releases without a mode abort it, with status 200.
+        """
+        await self._post(address, f"/sleep?level={level}&mode=wait", timeout_s=timeout_s)
+
+    async def wake_up(self, address: str, *, level: int, timeout_s: float) -> None:
+        """Asks for everything to come back from sleep of that level; also resumes a pause.
+
+        Level 2 has thrown the weights away: their memory comes first, then they are loaded in place, then the KV cache,
+        whose blocks were reckoned with other memory. A call that was cut short may be made again: until its last part
+        the server says that it sleeps.
+        """
+        if level < LEVEL_WITHOUT_WEIGHTS:
+            await self._post(address, "/wake_up", timeout_s=timeout_s)
+            return
+        await self._post(address, "/wake_up?tags=weights", timeout_s=timeout_s)
+        await self._post(address, "/collective_rpc", timeout_s=timeout_s, body={"method": "reload_weights"})
+        await self._post(address, "/wake_up?tags=kv_cache", timeout_s=timeout_s)
+        await self._post(address, "/reset_prefix_cache", timeout_s=timeout_s)
 
     async def canary(self, address: str, model: str) -> str:
         """Raises unless a real token comes: /health is 200 also with a wedged engine. Returns the model's name."""
@@ -129,8 +176,8 @@ class VllmClient:
             raise VllmError(f"/v1/models answers {status} and names no model", status=status)
         return found[1]
 
-    async def _post(self, address: str, path: str, *, timeout_s: float) -> None:
-        status, page = await self._call("POST", address, path, timeout_s=timeout_s)
+    async def _post(self, address: str, path: str, *, timeout_s: float, body: dict[str, object] | None = None) -> None:
+        status, page = await self._call("POST", address, path, timeout_s=timeout_s, body=body)
         if status == 404:
             raise VllmError(
                 f"{path.partition('?')[0]} answers 404: the server cannot sleep; start it with "
