@@ -158,6 +158,13 @@ def test_a_gpu_is_given_only_when_it_is_measured_free(what: str) -> None:
     assert blockers(spec("a-0", 0), records, world, LIMITS) == expected
 
 
+@pytest.mark.parametrize(("nodes", "free"), [(None, False), (frozenset({"n0"}), False), (frozenset({"n1"}), True)])
+def test_where_nothing_measures_the_servers_own_word_counts(nodes: frozenset[str] | None, free: bool) -> None:
+    records = {other.name: other for other in (replica(Z), replica(Z, "b-0"))}
+    world = World(measures_gpus=True, measured_nodes=nodes)
+    assert (blockers(spec("a-0", 0), records, world, LIMITS) == []) is free
+
+
 def test_a_measurement_from_before_the_sleep_proves_nothing() -> None:
     records = {"a-0": replica(Z), "b-0": replica(Z, "b-0", since_s=5.0)}
     memory = {("n0", 0): GpuMemory(used_gib=1.0, memory_gib=40.0, as_of_s=4.9)}

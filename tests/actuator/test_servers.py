@@ -15,6 +15,7 @@ from actuator.core.model import ActionKind, Gpu
 from actuator.core.world import Action, Listed, Node, Outcome, RunState
 from actuator.shell.backend import BackendError
 from actuator.shell.executor import Executor
+from actuator.shell.gpu_exporter import read_memory
 from actuator.shell.local_backend import LocalBackend
 from actuator.shell.observer import Observer, look
 from actuator.shell.settings import ActuatorSettings
@@ -261,6 +262,7 @@ class SlowList:
     """A backend whose list is asked for, and answers only when it is told to, with what there was when it was asked."""
 
     measures_gpus = False
+    gpu_memory_age_s = 0.0
     can_create = False
 
     def __init__(self, listed: dict[str, Listed]) -> None:
@@ -273,6 +275,9 @@ class SlowList:
         self.asked.set()
         await self.may_answer.wait()
         return before
+
+    def measured_nodes(self) -> None:
+        return None
 
     async def list_nodes(self) -> dict[str, Node]:
         return {}
@@ -436,6 +441,70 @@ def test_a_targets_file_that_does_not_parse_names_the_place(tmp_path: Path, what
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+EXPORTED = """\
+# TYPE DCGM_FI_DEV_FB_USED gauge
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-a",Hostname="h"} 1536
+DCGM_FI_DEV_FB_FREE{gpu="0",UUID="GPU-a",Hostname="h"} 38400
+DCGM_FI_DEV_FB_RESERVED{gpu="0",UUID="GPU-a",Hostname="h"} 1024
+DCGM_FI_DEV_FB_USED{gpu="1",UUID="GPU-b",Hostname="h"} 34816
+DCGM_FI_DEV_FB_FREE{gpu="1",UUID="GPU-b",Hostname="h"} 6144
+"""
+EXPORTS = {
+    "used, free and reserved": (EXPORTED, {0: (1.5, 40.0), 1: (34.0, 40.0)}),
+    "a field that DCGM could not read": (EXPORTED.replace(" 1536", " 9223372036854775794"), {1: (34.0, 40.0)}),
+    "no number": (EXPORTED.replace(" 38400", " NaN"), {1: (34.0, 40.0)}),
+    "no free memory told": (EXPORTED.replace('FB_FREE{gpu="1"', 'FB_X{gpu="1"'), {0: (1.5, 40.0)}),
+    "two pods, one number": (EXPORTED + EXPORTED.splitlines()[1] + "\n", {0: (1.5, 40.0), 1: (34.0, 40.0)}),
+    "two pods, two numbers": (EXPORTED + 'DCGM_FI_DEV_FB_USED{gpu="0",pod="p"} 7\n', {1: (34.0, 40.0)}),
+    "an instance of a partitioned GPU": (EXPORTED.replace('gpu="0"', 'gpu="0",GPU_I_ID="3"'), {1: (34.0, 40.0)}),
+    "cut off": (EXPORTED[:120], {}),
+    "another page": ("<html>", {}),
+}
+
+
+@pytest.mark.parametrize("what", sorted(EXPORTS))
+def test_what_an_exporter_says_of_memory(what: str) -> None:
+    page, expected = EXPORTS[what]
+    assert read_memory(page) == expected
+
+
+async def test_memory_of_given_servers_is_measured_where_the_file_names_an_exporter(
+    serve: Callable, tmp_path: Path
+) -> None:
+    answers = {"text": EXPORTED, "status": 200}
+
+    async def exporter(request: web.Request) -> web.Response:
+        return web.Response(text=str(answers["text"]), status=int(str(answers["status"])))
+
+    address = (await serve(exporter)).removeprefix("http://")
+    path = tmp_path / "targets.json"
+    servers = {"targets": ["127.0.0.1:1"], "labels": {"service": "chat", "node": "gpu-a", "gpu_indices": "0"}}
+    exporters = {"targets": [address], "labels": {"exporter": "dcgm", "node": "gpu-a"}}
+    path.write_text(json.dumps([servers, exporters]), encoding="utf-8")
+    backend = StaticBackend(path, exporter_interval_s=2.0)
+    try:
+        assert list(await backend.list_replicas()) == ["127.0.0.1:1"], "the exporter is no server"
+        assert (backend.measures_gpus, backend.measured_nodes()) == (True, {"gpu-a"})
+        assert await backend.gpu_memory() == {("gpu-a", 0): (1.5, 40.0), ("gpu-a", 1): (34.0, 40.0)}
+        observer = Observer(
+            backend,
+            VllmClient(probe_timeout_s=0.2, canary_timeout_s=0.2),
+            now_s=lambda: 100.0,
+            interval_s=1,
+            urgent_interval_s=1,
+        )
+        await observer._ask_backend()
+        assert observer.world(frozenset()).gpu_memory["gpu-a", 0].as_of_s == 98.0, "as old as the exporter's interval"
+        answers["status"] = 500
+        assert await backend.gpu_memory() == {}, "what was not measured is not free"
+        exporters["labels"] = {"exporter": "dcgm"}
+        path.write_text(json.dumps([servers, exporters]), encoding="utf-8")
+        with pytest.raises(BackendError, match="must name the node whose GPUs it shows"):
+            await backend.list_replicas()
+    finally:
+        await backend.close()
 
 
 async def test_a_static_backend_creates_nothing_and_keeps_the_last_good_list(tmp_path: Path) -> None:

@@ -270,7 +270,9 @@ class ClusterMachine(RuleBasedStateMachine):
             server.requests.clear()
             server.waiting = 0
             server.kv_usage = 0.0
+        # What was begun under faults may still fail by them, and is not tried again by itself.
         rig.run(5.0)
+        rig.until_settled()
         self.revision += 1
         self.apply_state(["a-0", "b-1"])
         rest_s, end_s = 0.0, rig.now_s + 900.0

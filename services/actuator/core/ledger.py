@@ -32,6 +32,11 @@ def _up(replica: Replica, world: World) -> bool:
     return sight is not None and sight.healthy
 
 
+def _measured(spec: Spec, world: World) -> bool:
+    """Whether the memory of its GPUs is measured at all; without that, what servers say of themselves counts."""
+    return world.measures_gpus and (world.measured_nodes is None or spec.node in world.measured_nodes)
+
+
 def sharing(spec: Spec, replicas: Mapping[str, Replica]) -> list[Replica]:
     """Other replicas that share a GPU with ``spec``, by name."""
     mine = set(spec.gpus)
@@ -55,7 +60,7 @@ def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: 
     """Why the replica may not use its GPUs yet, in words; empty when it may."""
     neighbours = sharing(spec, replicas)
     awake = [f"{other.name} is {other.life_cycle}" for other in in_the_way(spec, replicas, world)]
-    if awake or not world.measures_gpus:
+    if awake or not _measured(spec, world):
         return awake
     reasons = []
     for gpu in spec.gpus:
@@ -80,7 +85,7 @@ def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world
 
     Only where memory is measured, since that is what proves it.
     """
-    if other.life_cycle is not LifeCycle.STARTING or _up(other, world) or not world.measures_gpus:
+    if other.life_cycle is not LifeCycle.STARTING or _up(other, world) or not _measured(spec, world):
         return False
     elsewhere = set(other.spec.gpus) - set(spec.gpus)
     return any(

@@ -86,6 +86,8 @@ class World:
     gpu_memory: Mapping[Gpu, GpuMemory] = field(default_factory=dict)
     # Whether this backend can measure GPU memory at all.
     measures_gpus: bool = False
+    # Nodes whose GPUs are measured where only some are; None: all.
+    measured_nodes: frozenset[str] | None = None
     sights: Mapping[str, Sight] = field(default_factory=dict)
     # Replicas that the shell is acting on right now.
     busy: frozenset[str] = frozenset()

@@ -23,7 +23,13 @@ class BackendError(Exception):
 class Backend(Protocol):
     """Every method is bounded in time and raises ``BackendError``; creating and deleting are idempotent."""
 
-    measures_gpus: bool
+    @property
+    def measures_gpus(self) -> bool:
+        """Whether the memory of any GPU is measured."""
+        ...
+
+    # How old what `gpu_memory` tells may be when it is told, in seconds.
+    gpu_memory_age_s: float
     can_create: bool
 
     async def list_nodes(self) -> Mapping[str, Node]:
@@ -44,6 +50,10 @@ class Backend(Protocol):
 
     async def gpu_memory(self) -> Mapping[Gpu, tuple[float, float]]:
         """Measured (used, total) GiB of each GPU; empty where nothing measures."""
+        ...
+
+    def measured_nodes(self) -> frozenset[str] | None:
+        """Nodes whose GPUs are measured; None: all of them, or none where nothing measures."""
         ...
 
     async def close(self) -> None:

@@ -80,6 +80,7 @@ class LocalBackend:
     """One fleet."""
 
     measures_gpus = True
+    gpu_memory_age_s = 0.0
     can_create = True
 
     def __init__(self, fleet_url: str, cluster: str) -> None:
@@ -136,6 +137,10 @@ class LocalBackend:
         """Memory as the fleet measures it."""
         body = await self._get("/gpus", _Gpus)
         return {(gpu.node, gpu.index): (gpu.used_gib, gpu.memory_gib) for gpu in body.gpus}
+
+    def measured_nodes(self) -> frozenset[str] | None:
+        """All."""
+        return None
 
     async def close(self) -> None:
         """Closes the connections."""

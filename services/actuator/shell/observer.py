@@ -61,6 +61,7 @@ class Observer:
             nodes=self._nodes,
             gpu_memory=self._memory,
             measures_gpus=self._backend.measures_gpus,
+            measured_nodes=self._backend.measured_nodes(),
             sights=dict(self._sights),
             busy=busy,
         )
@@ -121,7 +122,8 @@ class Observer:
         news = self._listed != current
         self._listed, self._listed_as_of_s, self._nodes = current, asked_s, dict(nodes)
         self._memory = {
-            gpu: GpuMemory(used_gib=used, memory_gib=total, as_of_s=asked_s) for gpu, (used, total) in memory.items()
+            gpu: GpuMemory(used_gib=used, memory_gib=total, as_of_s=asked_s - self._backend.gpu_memory_age_s)
+            for gpu, (used, total) in memory.items()
         }
         for name in [name for name in self._sights if name not in self._listed]:
             del self._sights[name]

@@ -35,7 +35,7 @@ def make_backend(settings: ActuatorSettings) -> Backend:
     if settings.targets_file is None:
         raise StartupError("backend static needs targets_file")
     try:
-        return StaticBackend(settings.targets_file)
+        return StaticBackend(settings.targets_file, exporter_interval_s=settings.gpu_exporter_interval_s)
     except TargetsFileError as error:
         raise StartupError(str(error)) from error
 

@@ -52,6 +52,10 @@ class ActuatorSettings(ServiceSettings):
     sleeper_hbm_gib: float = Field(2.5, ge=0, le=100, description="HBM that a sleeper may keep on each of its GPUs")
     hbm_slack_gib: float = Field(1.0, ge=0, le=100, description="HBM in use on a GPU that still counts as free")
 
+    gpu_exporter_interval_s: float = Field(
+        30.0, ge=0, le=600, description="collection interval of the DCGM exporters: so old may be what they show"
+    )
+
     @model_validator(mode="after")
     def _check_backend(self) -> "ActuatorSettings":
         if self.backend == "static" and self.targets_file is None:

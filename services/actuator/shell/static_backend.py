@@ -4,16 +4,22 @@
       labels: {service: chat, role: colocated, replica: chat-0, model: qwen, node: gpu-a, gpu_indices: "0,1"}
 
 ``service`` is required; ``role`` is colocated unless given; ``replica`` and ``node`` default to the address. Without
-``gpu_indices`` nothing is known of its GPUs. Nothing can be created or deleted, and no memory is measured. The file
-is read again when it changes; one that does not parse keeps the last good list and is reported.
+``gpu_indices`` nothing is known of its GPUs. Nothing can be created or deleted. Memory is
+measured where the file names the node's DCGM exporter, as the metrics collector takes it:
+
+    - targets: ["10.0.0.7:9400"]
+      labels: {exporter: dcgm, node: gpu-a}
+
+The file is read again when it changes; one that does not parse keeps the last good list and is reported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actuator.core.model import Gpu, Spec
 from actuator.core.world import Listed, Node, RunState
 from actuator.shell.backend import BackendError
+from actuator.shell.gpu_exporter import GpuExporters
 from trimtab.config.file_sd import FileSdError, FileSdTarget, file_stamp, read_file_sd
 from trimtab.words import Role
 
@@ -23,7 +29,22 @@ TargetsFileError = FileSdError
 
 def read_targets(path: Path) -> Mapping[str, Listed]:
     """Servers of the file by replica name. Raises ``TargetsFileError``."""
-    return {target.replica: _listed(target) for target in read_file_sd(path)}
+    return _servers(read_file_sd(path))
+
+
+def _servers(targets: Sequence[FileSdTarget]) -> Mapping[str, Listed]:
+    return {target.replica: _listed(target) for target in targets if not target.labels.exporter}
+
+
+def _exporters(targets: Sequence[FileSdTarget]) -> Mapping[str, str]:
+    """Pages of GPU exporters by node."""
+    found = {}
+    for target in targets:
+        if target.labels.exporter and not target.labels.node:
+            raise TargetsFileError(f"{target.place}: label node is '', must name the node whose GPUs it shows")
+        if target.labels.exporter:
+            found[target.labels.node] = target.url + (target.labels.metrics_path or "/metrics")
+    return found
 
 
 def _listed(target: FileSdTarget) -> Listed:
@@ -46,14 +67,28 @@ def _listed(target: FileSdTarget) -> Listed:
 class StaticBackend:
     """Servers of one file."""
 
-    measures_gpus = False
     can_create = False
 
-    def __init__(self, path: Path) -> None:
-        """Reads the file once. Raises ``TargetsFileError``."""
+    def __init__(self, path: Path, *, exporter_interval_s: float = 30.0) -> None:
+        """Reads the file once. Raises ``TargetsFileError``. What exporters show may be ``exporter_interval_s`` old."""
         self._path = path
         self._stamp = file_stamp(path)
-        self._listed = read_targets(path)
+        self.gpu_memory_age_s = exporter_interval_s
+        self._exporters = GpuExporters()
+        self._read()
+
+    def _read(self) -> None:
+        targets = read_file_sd(self._path)
+        self._listed, self._pages = _servers(targets), _exporters(targets)
+
+    @property
+    def measures_gpus(self) -> bool:
+        """Whether the file names any exporter."""
+        return bool(self._pages)
+
+    def measured_nodes(self) -> frozenset[str] | None:
+        """Nodes with an exporter."""
+        return frozenset(self._pages)
 
     async def list_nodes(self) -> Mapping[str, Node]:
         """The nodes that the targets name, as far as their GPUs are known. All are taken."""
@@ -73,7 +108,7 @@ class StaticBackend:
         stamp = file_stamp(self._path)
         if stamp != self._stamp:
             try:
-                self._listed = read_targets(self._path)
+                self._read()
             except TargetsFileError as error:
                 raise BackendError(f"{error}; the last good list stays") from error
             self._stamp = stamp
@@ -89,8 +124,9 @@ class StaticBackend:
             raise BackendError(f"{replica} is in {self._path}, and a static backend deletes none", permanent=True)
 
     async def gpu_memory(self) -> Mapping[Gpu, tuple[float, float]]:
-        """Nothing is measured."""
-        return {}
+        """What the exporters show."""
+        return await self._exporters.memory(self._pages)
 
     async def close(self) -> None:
-        """Holds nothing open."""
+        """Closes the connections to the exporters."""
+        await self._exporters.close()
