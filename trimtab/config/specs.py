@@ -232,7 +232,7 @@ class PoolSpec(Spec):
     rescue_interval_s: Seconds = 5.0
     rebalance_interval_s: Seconds = 10.0
     residence_s: float = Field(20.0, ge=0, le=86_400)
-    drain_timeout_s: Seconds = 10.0
+    drain_timeout_s: Seconds = 2.0
     sleep_level: Literal[1, 2] = 1
     rules: PoolRules = PoolRules()
 
