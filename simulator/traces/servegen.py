@@ -138,9 +138,11 @@ def _requests(
                 f"at most {MAX_REQUESTS_PER_WINDOW}: lower the rate or its scale"
             )
         count = math.floor(due) + int(source.random() < due % 1)
-        # One gap more than requests: the last one lies between the last request and the window's end.
+        # One gap more than requests, on a circle that is cut anywhere: a bursty client's first gap is a short one as
+        # a rule, and without a cut of its own every client's burst would begin with the window.
         gaps = np.cumsum(window.gaps(source, count + 1))
         spread = gaps[:-1] / gaps[-1] if gaps[-1] > 0 else np.arange(1, count + 1) / (count + 1)
+        spread = np.sort((spread + source.random()) % 1.0)
         times = (window.start_s + spread * (window_end_s - window.start_s)).tolist()
         prompts = client.prompt.sample(source, count).tolist()
         outputs = client.output.sample(source, count).tolist()
