@@ -24,6 +24,7 @@ from policy_engine.core.reports import MemberReport, count_changes, pool_inputs
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.words import LifeCycle
 
 RETRY_FIRST_S = 10.0
 RETRY_MAX_S = 300.0
@@ -146,7 +147,7 @@ def decide_pool(given: PoolInput) -> PoolResult:
     limit = _limit(given.pool)
     if len(operations) >= limit or any(not item.replicas for item in operations):
         holding = f"operation {', '.join(item.operation for item in operations)} is under way"
-        operation, why = _preempts(operations, members)
+        operation, why = _preempts(operations, members) or _suffers(given, operations, members) or ("", "")
         return PoolResult(state, given.awake, reports, None, holding, why, operation)
     unread = given.budget_unknown or budget_unknown(given.overlay, given.replicas)
     if unread:
@@ -221,7 +222,7 @@ def _continued(given: PoolInput, state: PoolState, verdict: Verdict, *, more: bo
     return replace(state, round=moved, round_slow=slow_due)
 
 
-def _preempts(operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]) -> tuple[str, str]:
+def _preempts(operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]) -> tuple[str, str] | None:
     """The rebalance that gives way to a hard-guard breach of somebody else's, and why; nothing else is interrupted."""
     receivers = {key for item in operations for key in item.receivers}
     for member in members:
@@ -230,7 +231,26 @@ def _preempts(operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]
         for item in operations:
             if item.rule == Rule.REBALANCE:
                 return item.operation, f"{member.key}: {member.guard.hard}"
-    return "", ""
+    return None
+
+
+def _suffers(
+    given: PoolInput, operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]
+) -> tuple[str, str] | None:
+    """The transition whose donor passes a guard while its replica still drains: that one is given back.
+
+    A rebalance ends at the limit that would have vetoed the donor. Of a rescue the receiver is worse off, so there it
+    takes the donor's hard limit. Queues and KV caches are judged by the actuator, at each of its looks.
+    """
+    draining = {item.replica for item in given.replicas if item.life_cycle == LifeCycle.DRAINING}
+    for item in operations:
+        if draining.isdisjoint(item.replicas):
+            continue
+        for member in members:
+            broken = member.guard.soft if item.rule == Rule.REBALANCE else member.guard.hard
+            if broken and member.key in item.donors and member.share.demand:
+                return item.operation, f"{member.key}, which gives: {broken}"
+    return None
 
 
 def _due(now_s: float, last_s: float | None, interval_s: float) -> bool:
