@@ -4,6 +4,7 @@ Every case stands for its kind: the inputs are those of the fault that shipped, 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ CHAT = MemberKey("chat", Role.COLOCATED)
 CODE = MemberKey("code", Role.COLOCATED)
 
 
-def policy(name: str, *, low: int = 0, guards: dict[str, object] | None = None) -> ServicePolicy:
+def policy(name: str, *, low: int = 0, guards: Mapping[str, object] | None = None) -> ServicePolicy:
     spec: dict[str, object] = {
         "model": "m",
         "slo": {"ttftS": 1, "tpotS": 1},
