@@ -24,12 +24,13 @@ from simulator.traces.model import TraceRequest
 
 
 @dataclasses.dataclass(slots=True)
-class _Journey:
+class Journey:
     """One request on its way through both stages."""
 
     request: TraceRequest
     prefill: int = -1
     first_token_s: float = math.nan
+    """When the client got its first token; not a number before."""
 
 
 class DisaggregatedFleet:
@@ -49,7 +50,7 @@ class DisaggregatedFleet:
         self._sends_first = prefill_sends_first_token
         self._places: list[Place] = []
         self._links: dict[tuple[Place, Place], KvLink] = {}
-        self._journeys: dict[str, _Journey] = {}
+        self._journeys: dict[str, Journey] = {}
         self._sequence = 0
 
     def add_prefill(self, engine: JumpingEngine, place: Place | None = None) -> int:
@@ -60,16 +61,20 @@ class DisaggregatedFleet:
         """A decode replica that gets requests from now on; its index."""
         return self._add(engine, place, self.decode)
 
-    def submit(self, request: TraceRequest) -> None:
-        """Take one request at its arrival; raises ValueError when there is no prefill replica."""
+    def submit(self, request: TraceRequest, block_hashes: tuple[int, ...] = ()) -> None:
+        """Take one request at its arrival; raises ValueError when there is no prefill replica.
+
+        `block_hashes` name the prompt's full KV blocks, for prefill replicas that keep them.
+        """
         self.clock.run_before(request.arrival_s)
         index = self.prefill.least()
         if index is None:
             raise ValueError(f"no prefill replica takes the request at {request.arrival_s:.3f} s")
         self._sequence += 1
         name = str(self._sequence)
-        self._journeys[name] = _Journey(request, index)
-        self.clock.submit(index, EngineRequest(name, request.prompt_tokens, 1, hold_kv=True), request.arrival_s)
+        self._journeys[name] = Journey(request, index)
+        prompt = EngineRequest(name, request.prompt_tokens, 1, block_hashes=block_hashes, hold_kv=True)
+        self.clock.submit(index, prompt, request.arrival_s)
         self.prefill.change(index, 1)
 
     def run(self, requests: Iterable[TraceRequest]) -> Records:
@@ -92,13 +97,17 @@ class DisaggregatedFleet:
             return
         self.decode.change(index, -1)
         del self._journeys[finished.request.request_id]
-        decode_first_s = finished.first_token_s
-        if decode_first_s is None:
+        if finished.first_token_s is None:
             self.records.aborted += 1
             return
+        if not self._sends_first:
+            journey.first_token_s = finished.first_token_s
+        self._decoded(index, journey, finished)
+
+    def _decoded(self, index: int, journey: Journey, finished: FinishedRequest) -> None:
         self.records.add_times(
             arrival_s=journey.request.arrival_s,
-            first_token_s=journey.first_token_s if self._sends_first else decode_first_s,
+            first_token_s=journey.first_token_s,
             finished_s=finished.finished_s,
             prompt_tokens=journey.request.prompt_tokens,
             output_tokens=journey.request.output_tokens,
@@ -106,9 +115,10 @@ class DisaggregatedFleet:
             preemptions=finished.preemptions,
         )
 
-    def _hand_over(self, index: int, journey: _Journey, finished: FinishedRequest) -> None:
+    def _hand_over(self, index: int, journey: Journey, finished: FinishedRequest) -> None:
         now_s, name, request = finished.finished_s, finished.request.request_id, journey.request
-        self.prefill.change(index, -1)
+        if self._sends_first:
+            self.prefill.change(index, -1)
         journey.first_token_s = now_s
         tokens = request.output_tokens - 1 if self._sends_first else request.output_tokens
         target = self.decode.least()
@@ -129,6 +139,9 @@ class DisaggregatedFleet:
         self.decode.change(target, 1)
 
     def _release(self, index: int, name: str, at_s: float) -> None:
+        if not self._sends_first:
+            # A proxy counts the request on its prefill server until the decode server answers, a little later still.
+            self.prefill.change(index, -1)
         self.clock.at(index, at_s).release_held(name, at_s)
         self.clock.touched(index)
 

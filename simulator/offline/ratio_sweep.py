@@ -103,6 +103,23 @@ def sweep(
         yield split.best()
 
 
+def goodput(
+    service: RatioService,
+    profile: Profile,
+    *,
+    prefill_replicas: int,
+    decode_replicas: int,
+    quantile: float = 0.9,
+    requests: int = 2500,
+    seed: int = 1,
+) -> RatioPoint:
+    """One split of replicas of one profile; raises ValueError as `sweep` does."""
+    if min(prefill_replicas, decode_replicas) < 1:
+        raise ValueError(f"a split has a replica of each role, not {prefill_replicas} and {decode_replicas}")
+    split = _Split(service, profile, profile, prefill_replicas, decode_replicas, quantile, requests, seed, False)
+    return split.best()
+
+
 def peak(points: Sequence[RatioPoint]) -> RatioPoint:
     """The point of highest goodput; ties go to fewer prefill replicas."""
     return max(points, key=lambda point: (point.goodput_rps, -point.prefill))
