@@ -10,29 +10,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from simulator.core.edges import (
+    ITERATION_EDGES,
+    LATENCY_EDGES,
+    PARAM_N_EDGES,
+    PREEMPTION_EDGES,
+    SLEEP_EDGES,
+    TOKEN_GAP_EDGES,
+    TTFT_EDGES,
+)
 from simulator.core.engine import Engine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import FinishedRequest, FinishReason, StepOutcome
 from simulator.server.exposition import Counter, Gauge, Histogram, Labels, Page
-
-TOKEN_EDGES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
-"""vLLM's 1-2-5 edges for a model of 4,096 tokens; `token_edges` extends them to longer ones."""
-ITERATION_EDGES = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
-TTFT_EDGES = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-TOKEN_GAP_EDGES = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-LATENCY_EDGES = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-PREEMPTION_EDGES = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-PARAM_N_EDGES = (1.0, 2.0, 5.0, 10.0, 20.0)
-SLEEP_EDGES = (0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 _FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 _CACHE_CONFIG_DEFAULTS: Mapping[str, str] = {

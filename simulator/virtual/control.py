@@ -13,9 +13,9 @@ from typing import Protocol
 from actuator.core.fencing import Refused
 from actuator.core.model import Floor, Operation, OperationState, Spec
 from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.draft import Transition
+from policy_engine.core.draft import ReplicaChange, Transition
 from policy_engine.core.overlay import OverlayReplica, make_overlay, member_key
-from policy_engine.core.pool import PoolInput, PoolState, bar, decide_pool, settle
+from policy_engine.core.pool import PoolInput, PoolState, UnderWay, bar, decide_pool, settle
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey, Rule
 from simulator.virtual.actuation import VirtualActuator, pool_request
@@ -159,10 +159,22 @@ class PoolDesk:
 
 @dataclasses.dataclass(slots=True)
 class _Pending:
-    operation_id: str
+    """A transition that the actuator works on."""
+
     transition: Transition
     rule: Rule
     preempted: bool = False
+
+    def under_way(self, operation_id: str) -> UnderWay:
+        """As the core takes it."""
+        releases, wakes = self.transition.releases, self.transition.wakes
+        return UnderWay(
+            operation=operation_id,
+            rule=self.rule,
+            receivers=_members_of(wakes),
+            donors=_members_of(releases),
+            replicas=tuple(sorted(change.replica for change in (*releases, *wakes))),
+        )
 
 
 class ShareController:
@@ -173,14 +185,13 @@ class ShareController:
     def __init__(self, *, period_s: float = 1.0) -> None:
         self.period_s = period_s
         self._state = PoolState()
-        self._pending: _Pending | None = None
+        self._pending: dict[str, _Pending] = {}
         self._scores: dict[MemberKey, MemberScore] = {}
         self.rules: dict[str, int] = {}
         """How often each rule moved capacity."""
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
         """One turn of the engine."""
-        pending = self._pending
         services = sorted({key.service for key in desk.members.values()})
         given = PoolInput(
             now_s=look.now_s,
@@ -192,17 +203,16 @@ class ShareController:
             views=tuple((key, look.views[key]) for key in sorted(look.views)),
             fronts=tuple((name, look.fronts[name]) for name in services if name in look.fronts),
             state=self._state,
-            under_way=pending.operation_id if pending is not None else "",
-            under_way_rule=pending.rule if pending is not None else None,
-            under_way_receivers=_receivers(pending.transition) if pending is not None else (),
+            operations=tuple(self._pending[name].under_way(name) for name in sorted(self._pending)),
             busy=desk.busy(),
         )
         result = decide_pool(given)
         self._state = result.state
         self._scores = {report.key: MemberScore(report.share.z) for report in result.reports}
-        if result.preempt and pending is not None and not pending.preempted:
-            pending.preempted = True
-            desk.cancel(pending.operation_id, result.preempt)
+        giving_way = self._pending.get(result.preempt_operation) if result.preempt else None
+        if giving_way is not None and not giving_way.preempted:
+            giving_way.preempted = True
+            desk.cancel(result.preempt_operation, result.preempt)
             return
         draft = result.draft
         if draft is None or draft.transition is None or result.awake == given.awake:
@@ -215,14 +225,13 @@ class ShareController:
             return
         self.rules[draft.rule.value] = self.rules.get(draft.rule.value, 0) + 1
         if operation is not None:
-            self._pending = _Pending(operation.operation_id, draft.transition, draft.rule)
+            self._pending[operation.operation_id] = _Pending(draft.transition, draft.rule)
 
     def ended(self, operation: Operation, now_s: float, desk: PoolDesk) -> None:
         """What came of the transition; a failed one is settled as the shell does."""
-        pending = self._pending
-        if pending is None or operation.operation_id != pending.operation_id:
+        pending = self._pending.pop(operation.operation_id, None)
+        if pending is None:
             return
-        self._pending = None
         if operation.state is OperationState.SUCCEEDED:
             return
         moved = {change.replica for change in (*pending.transition.releases, *pending.transition.wakes)}
@@ -238,8 +247,8 @@ class ShareController:
         return self._scores
 
 
-def _receivers(transition: Transition) -> tuple[MemberKey, ...]:
-    return tuple(sorted({MemberKey(change.service, change.role) for change in transition.wakes}))
+def _members_of(changes: Sequence[ReplicaChange]) -> tuple[MemberKey, ...]:
+    return tuple(sorted({MemberKey(change.service, change.role) for change in changes}))
 
 
 def specs_of(pool: Pool, overlay: Sequence[OverlayReplica]) -> tuple[Spec, ...]:

@@ -24,9 +24,9 @@ from metrics_collector.core.schema import (
     Schema,
     schema_of,
 )
+from simulator.core.edges import LATENCY_EDGES, TOKEN_GAP_EDGES, TTFT_EDGES
 from simulator.core.jumping import JumpingEngine
 from simulator.core.requests import FinishedRequest, FinishReason
-from simulator.server.vllm_metrics import LATENCY_EDGES, TOKEN_GAP_EDGES, TTFT_EDGES
 
 _EDGES: tuple[tuple[Latency, tuple[float, ...]], ...] = (
     (Latency.TTFT, TTFT_EDGES),
