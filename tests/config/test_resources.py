@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic.alias_generators import to_camel
 
 from trimtab.api.policy.v1 import policy_pb2
+from trimtab.config.fields import Spec
 from trimtab.config.resources import (
     Pool,
     ResourceError,
@@ -162,7 +164,22 @@ def test_every_field_of_the_contract_is_known_to_the_domain() -> None:
         (policy_pb2.PoolSpec, Pool.model_fields["spec"].annotation),
     ):
         assert model is not None
-        assert {field.name for field in message.DESCRIPTOR.fields} == set(model.model_fields)
+        _same_fields(message.DESCRIPTOR, model)
+
+
+def _same_fields(message: Any, model: Any) -> None:
+    aliases = {name: item.alias or to_camel(name) for name, item in model.model_fields.items()}
+    assert {item.name: item.json_name for item in message.fields} == aliases
+    for item in message.fields:
+        if item.message_type is not None:
+            _same_fields(item.message_type, _part(model.model_fields[item.name].annotation))
+
+
+def _part(annotation: Any) -> Any:
+    """The resource's part that a field holds: itself, or of a tuple or an optional the one in it."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return annotation
+    return next(part for part in map(_part, get_args(annotation)) if part is not None) if get_args(annotation) else None
 
 
 @given(

@@ -142,7 +142,20 @@ def test_a_scaled_service_keeps_ratio_bounds_and_step_and_never_shrinks_on_an_un
         state, base = result.state, units
 
 
-def pool_resources(sizes, gpus, floors):
+RULES = st.fixed_dictionaries(
+    {
+        "allocation": st.sampled_from(["share", "load"]),
+        "prediction": st.sampled_from(["power", "elasticity", "capacity"]),
+        "load": st.fixed_dictionaries({"enabled": st.booleans(), "rescueAbove": st.sampled_from([0.5, 1.0])}),
+        "overload": st.sampled_from(["rescue", "level"]),
+        "settleS": st.sampled_from([0.0, 3.0]),
+        "priorityBase": st.sampled_from([1.0, 1.5]),
+        "donorMargin": st.sampled_from([0.0, 0.3]),
+    }
+)
+
+
+def pool_resources(sizes, gpus, floors, rules=None):
     policies = tuple(
         ServicePolicy.model_validate(
             {
@@ -158,8 +171,9 @@ def pool_resources(sizes, gpus, floors):
                             "gpusPerReplica": size,
                         }
                     ],
-                    "tokenServiceShare": {"thetaTps": 20},
-                    "guards": {"ttftP95S": {"soft": 3, "hard": 9}},
+                    "priority": size,
+                    "tokenServiceShare": {"thetaTps": 20, "capacityPrefillTps": 9000, "capacityDecodeTps": 4000},
+                    "guards": {"ttftP95S": {"soft": 3, "hard": 9}, "queueGrowthRps": {"soft": 400}},
                 },
             }
         )
@@ -175,10 +189,21 @@ def pool_resources(sizes, gpus, floors):
                 "rescueIntervalS": 1,
                 "rebalanceIntervalS": 2,
                 "residenceS": 3,
+                "rules": rules or {},
             },
         }
     )
     return pool, policies
+
+
+def some_front(rng, now_s):
+    return FrontDoor(
+        window_end_s=now_s,
+        held=some_signal(rng, 20),
+        arrival_rps=some_signal(rng, 50),
+        arrival_prompt_tps=some_signal(rng, 40_000),
+        arrival_output_tps=some_signal(rng, 20_000),
+    )
 
 
 def gpus_of(overlay, awake):
@@ -190,7 +215,7 @@ def gpus_of(overlay, awake):
 def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
     sizes = data.draw(st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 1)]))
     floors = data.draw(st.tuples(*[st.integers(0, 1)] * 3))
-    pool, policies = pool_resources(sizes, 2, floors)
+    pool, policies = pool_resources(sizes, 2, floors, data.draw(RULES))
     birth = lay_out(BirthInput(pool, policies))
     awake, state, now_s = birth.awake, PoolState(), NOW
     last_recorded = None
@@ -222,7 +247,7 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
                 for item in birth.overlay
             ),
             views=views,
-            fronts=tuple((name, FrontDoor(window_end_s=now_s, held=some_signal(rng, 20))) for name in ("a", "b", "c")),
+            fronts=tuple((name, some_front(rng, now_s)) for name in ("a", "b", "c")),
             state=state,
         )
         result = decide_pool(tick)

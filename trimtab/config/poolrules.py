@@ -47,6 +47,8 @@ class PoolRules(Spec):
     - `priority_base`: Z is divided, and ρ multiplied, by this to the power of the priority; 1 for ranking alone.
     - `overload`: with every Z below 1, `rescue` moves capacity to critical members only, `level` also from a better to
       a worse served one.
+    - `donor_margin`: in a rescue a donor's Z stays above the receiver's by this share of it, so that a move is worth
+      its drain.
     - `max_transitions`: under way at a time, disjoint in services; 0 for one per 32 GPUs, at least one.
     """
 
@@ -57,6 +59,7 @@ class PoolRules(Spec):
     settle_s: float = Field(0.0, ge=0, le=86_400)
     priority_base: float = Field(1.0, ge=1, le=10)
     overload: OverloadWord = "rescue"
+    donor_margin: float = Field(0.0, ge=0, le=10)
     max_transitions: int = Field(0, ge=0, le=256)
 
     @classmethod

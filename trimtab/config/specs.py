@@ -137,7 +137,8 @@ class Guards(Spec):
     ttft_p95_s: GuardLimit | None = None
     tpot_p95_s: GuardLimit | None = None
     kv_usage_ratio: GuardLimit | None = None
-    e2e_p95_s: GuardLimit | None = None
+    # The alias is protobuf's: pydantic would capitalise the letter after a digit.
+    e2e_p95_s: GuardLimit | None = Field(None, alias="e2eP95S")
     preemption_rps: GuardLimit | None = None
     queue_growth_rps: GuardLimit | None = None
     lost_ratio: GuardLimit | None = None

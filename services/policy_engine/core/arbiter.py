@@ -137,8 +137,13 @@ def _settles(arena: Arena, member: MemberState) -> bool:
 def _terms(arena: Arena, member: MemberState) -> Terms:
     """A donor stays better off than the receiver is: by Z while that is below 1, above 1 otherwise; by ρ too."""
     z = member.share.z
-    threshold = None if z is None or z >= HEALTHY_Z else member.weighted_z
+    threshold = None if z is None or z >= HEALTHY_Z else _above(arena, member)
     return Terms(member.key, threshold, _rho_limit(arena, member))
+
+
+def _above(arena: Arena, member: MemberState) -> float:
+    """The receiver's weighted Z and the margin over it."""
+    return (member.weighted_z or 0.0) * (1.0 + arena.rules.donor_margin)
 
 
 def _rho_limit(arena: Arena, member: MemberState) -> float | None:
@@ -177,7 +182,7 @@ def _rebalance(arena: Arena, log: Log) -> Verdict | None:
         share = member.share
         if not share.demand or not share.fit or share.z is None or share.z >= HEALTHY_Z or _settles(arena, member):
             continue
-        threshold = member.weighted_z if level else None
+        threshold = _above(arena, member) if level else None
         plan = source(arena, member, log, Terms(member.key, threshold, _rho_limit(arena, member)))
         if plan is not None:
             why = f"Z = {share.z:.2f} is below 1" + (", as is everyone's" if level else "")

@@ -780,6 +780,7 @@ class PoolRules(_message.Message):
     PRIORITY_BASE_FIELD_NUMBER: _builtins.int
     OVERLOAD_FIELD_NUMBER: _builtins.int
     MAX_TRANSITIONS_FIELD_NUMBER: _builtins.int
+    DONOR_MARGIN_FIELD_NUMBER: _builtins.int
     allocation: Global___Allocation.ValueType
     prediction: Global___Prediction.ValueType
     stage_guard: _builtins.bool
@@ -791,6 +792,8 @@ class PoolRules(_message.Message):
     overload: Global___Overload.ValueType
     max_transitions: _builtins.int
     """Transitions under way at a time; 0 for one per 32 GPUs."""
+    donor_margin: _builtins.float
+    """In a rescue a donor's Z stays above the receiver's by this share of it."""
     @_builtins.property
     def load(self) -> Global___LoadRule: ...
     def __init__(
@@ -804,17 +807,22 @@ class PoolRules(_message.Message):
         priority_base: _builtins.float | None = ...,
         overload: Global___Overload.ValueType = ...,
         max_transitions: _builtins.int = ...,
+        donor_margin: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "load", b"load", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin", "_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "donor_margin", b"donor_margin", "load", b"load", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "allocation", b"allocation", "load", b"load", "max_transitions", b"max_transitions", "overload", b"overload", "prediction", b"prediction", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin", "_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "allocation", b"allocation", "donor_margin", b"donor_margin", "load", b"load", "max_transitions", b"max_transitions", "overload", b"overload", "prediction", b"prediction", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__donor_margin: _TypeAlias = _typing.Literal["donor_margin"]  # noqa: Y015
+    _WhichOneofArgType__donor_margin: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin"]  # noqa: Y015
     _WhichOneofReturnType__priority_base: _TypeAlias = _typing.Literal["priority_base"]  # noqa: Y015
     _WhichOneofArgType__priority_base: _TypeAlias = _typing.Literal["_priority_base", b"_priority_base"]  # noqa: Y015
     _WhichOneofReturnType__settle_s: _TypeAlias = _typing.Literal["settle_s"]  # noqa: Y015
     _WhichOneofArgType__settle_s: _TypeAlias = _typing.Literal["_settle_s", b"_settle_s"]  # noqa: Y015
     _WhichOneofReturnType__stage_guard: _TypeAlias = _typing.Literal["stage_guard"]  # noqa: Y015
     _WhichOneofArgType__stage_guard: _TypeAlias = _typing.Literal["_stage_guard", b"_stage_guard"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__donor_margin) -> _WhichOneofReturnType__donor_margin | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority_base) -> _WhichOneofReturnType__priority_base | None: ...
     @_typing.overload
