@@ -14,6 +14,8 @@ class OldVllm:
         self.dev_mode = True
         self.finish_reason = "length"
         self.hang: set[str] = set()
+        # Answers 500 to /is_sleeping once it was told to sleep.
+        self.sleeps_and_breaks = False
         self.calls: list[str] = []
         self.sleep_after_s = 0.05
         # Set by what it is told; 0 for releases that say nothing of it.
@@ -39,6 +41,8 @@ class OldVllm:
             body = await request.json()
             choices = [{"text": "x", "finish_reason": self.finish_reason}]
             return web.json_response({"model": body["model"], "choices": choices, "usage": {"completion_tokens": 1}})
+        if path == "/is_sleeping" and self.sleeps_and_breaks and "POST /sleep" in " ".join(self.calls):
+            return web.Response(status=500)
         if self.dev_mode and path == "/is_sleeping":
             return web.json_response({"is_sleeping": self.asleep or self.paused})
         if self.dev_mode and path == "/sleep":

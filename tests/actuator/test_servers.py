@@ -133,13 +133,24 @@ async def test_a_sleep_without_an_answer_may_still_happen(serve: Callable, clien
     address = await serve(server.handle)
     server.asleep = False
     outcome = await Doer(client)(ActionKind.SLEEP, address)
-    assert (outcome.ok, outcome.unsettled) == (False, False), "it was not even asked"
+    assert (outcome.ok, outcome.unsettled) == (False, True), "one that was asked for before may be under way"
+    assert "POST /sleep?level=1&mode=abort" not in server.calls
     server.hang = {"/sleep"}
     executor_outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
     hasty = Executor(StaticBackendStub(), client, replace(LIMITS, sleeping_s=0.2), executor_outcomes.put_nowait)
     hasty.start(Action(kind=ActionKind.SLEEP, replica="a-0", address=address))
     outcome = await asyncio.wait_for(executor_outcomes.get(), 5)
     assert (outcome.ok, outcome.unsettled) == (False, True)
+
+
+async def test_a_server_that_breaks_once_it_was_told_to_sleep_may_be_asleep(
+    serve: Callable, client: VllmClient
+) -> None:
+    server = OldVllm()
+    server.sleeps_and_breaks = True
+    outcome = await Doer(client)(ActionKind.SLEEP, await serve(server.handle))
+    assert (outcome.ok, outcome.unsettled, outcome.permanent) == (False, True, False)
+    assert "500" in outcome.error
 
 
 async def test_a_wake_is_checked_and_a_canary_wants_a_real_token(serve: Callable, client: VllmClient) -> None:

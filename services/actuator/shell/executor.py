@@ -80,13 +80,18 @@ class Executor:
         return _done(action)
 
     async def _sleep(self, action: Action) -> Outcome:
-        """Nothing in flight, then /sleep, then believed only when /is_sleeping says so and memory is let go."""
+        """Nothing in flight, then /sleep, then believed only when /is_sleeping says so and memory is let go.
+
+        Unsettled: a server that cannot be read, since an earlier call may be at work there, and one whose sleep was
+        asked for and not seen. Neither may be shown again before it is known to be awake.
+        """
+        sent = False
         try:
             gauges = await self._client.gauges(action.address)
             if await self._client.is_sleeping(action.address) and not gauges.memory_in_use:
                 return _done(action)
         except VllmError as error:
-            return _failed(action, str(error))
+            return _failed(action, str(error), unsettled=True)
         if gauges.in_flight is None:
             return _failed(action, "its in-flight count cannot be read, so it may not be put to sleep")
         if gauges.in_flight > 0:
@@ -94,10 +99,11 @@ class Executor:
         try:
             async with asyncio.timeout(self._limits.sleeping_s):
                 await self._client.sleep(action.address, level=action.sleep_level, timeout_s=self._limits.sleeping_s)
+                sent = True
                 await self._until_sleeping(action.address, wanted=True)
         except VllmError as error:
-            permanent = error.status in (400, 404, 405)
-            return _failed(action, str(error), permanent=permanent, unsettled=error.status is None)
+            permanent = not sent and error.status in (400, 404, 405)
+            return _failed(action, str(error), permanent=permanent, unsettled=sent or error.status is None)
         except TimeoutError:
             return _failed(action, f"not asleep within {self._limits.sleeping_s:g} s", unsettled=True)
         return _done(action)
