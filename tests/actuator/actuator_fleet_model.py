@@ -209,7 +209,7 @@ class Fleet:
             o for o in self.servers.values() if o is not server and not set(o.spec.gpus).isdisjoint(server.spec.gpus)
         )
         if server.waits and not any(other.uses_memory(self.now_s) for other in rivals):
-            server.waits, server.ready_s = False, self.now_s + START_S
+            server.waits, server.ready_s, server.restarted_s = False, self.now_s + START_S, self.now_s
 
     # Actions
 

@@ -56,8 +56,13 @@ def in_the_way(spec: Spec, replicas: Mapping[str, Replica], world: World) -> lis
     ]
 
 
-def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: Limits) -> list[str]:
-    """Why the replica may not use its GPUs yet, in words; empty when it may."""
+def blockers(
+    spec: Spec, replicas: Mapping[str, Replica], world: World, limits: Limits, *, taking_back: bool = False
+) -> list[str]:
+    """Why the replica may not use its GPUs yet, in words; empty when it may.
+
+    ``taking_back``: it was there last and is to come back. What a GPU still holds is then its own, never let go.
+    """
     neighbours = sharing(spec, replicas)
     awake = [f"{other.name} is {other.life_cycle}" for other in in_the_way(spec, replicas, world)]
     if awake or not _measured(spec, world):
@@ -65,11 +70,13 @@ def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: 
     reasons = []
     for gpu in spec.gpus:
         node, index = gpu
+        on_gpu = [other for other in neighbours if gpu in other.spec.gpus]
+        if taking_back and _was_last(spec, replicas, on_gpu):
+            continue
         measured = world.gpu_memory.get(gpu)
         if measured is None:
             reasons.append(f"the memory of GPU {node}/{index} was not measured")
             continue
-        on_gpu = [other for other in neighbours if gpu in other.spec.gpus]
         if measured.as_of_s <= max((other.since_s for other in on_gpu), default=0.0):
             reasons.append(f"the memory of GPU {node}/{index} was measured before its last occupant slept")
             continue
@@ -78,6 +85,11 @@ def blockers(spec: Spec, replicas: Mapping[str, Replica], world: World, limits: 
         if measured.used_gib > allowed_gib:
             reasons.append(f"GPU {node}/{index} still has {measured.used_gib:.1f} GiB in use")
     return reasons
+
+
+def _was_last(spec: Spec, replicas: Mapping[str, Replica], on_gpu: list[Replica]) -> bool:
+    own = replicas.get(spec.replica)
+    return own is not None and all(own.since_s > other.since_s for other in on_gpu)
 
 
 def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world: World) -> bool:

@@ -10,7 +10,16 @@ from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.ledger import blockers, sharing
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import ActionKind, Goal, Operation, OperationKind, Replica, Step, StepKind
+from actuator.core.model import (
+    ActionKind,
+    Goal,
+    Operation,
+    OperationKind,
+    OperationState,
+    Replica,
+    Step,
+    StepKind,
+)
 from actuator.core.sleeping import ask_sleep, await_sleep, fall_asleep, floor_of, restore, wait_for_return
 from actuator.core.steps import asked, fail, forget_request, outstanding, phase, retry, succeed
 from actuator.core.world import Action
@@ -58,7 +67,8 @@ def _take_back(d: Draft, operation: Operation, step: Step, replica: Replica) -> 
 def _wake(d: Draft, step: Step, replica: Replica) -> Step:
     if outstanding(d, step) or d.now_s < step.not_before_s:
         return step
-    in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits)
+    taking_back = step.state is OperationState.ROLLING_BACK
+    in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits, taking_back=taking_back)
     if in_the_way:
         return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
     d.move(replica, LifeCycle.REACTIVATING)
