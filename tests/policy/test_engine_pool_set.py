@@ -215,3 +215,29 @@ async def test_a_pool_whose_gpus_cannot_be_read_fails_closed(how, fake_actuator,
     await quiet(windows, "code", *(f"code-node-0-{index}" for index in (1, 2, 3)))
     await hot(windows, "chat", "chat-node-0-0")
     await transitions(engine, 1)
+
+
+async def test_a_burst_that_gateways_report_moves_capacity_before_it_is_felt(fake_actuator, start_engine, windows):
+    engine = await start_engine(fake_actuator)
+    known = pooled("chat")
+    known.spec.token_service_share.capacity_prefill_tps = 8000
+    known.spec.token_service_share.capacity_decode_tps = 2000
+    await apply(engine, known, pooled("code"), pool_of(("chat", 1), ("code", 3), rebalanceIntervalS=3600))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    await quiet(windows, "code", *(f"code-node-0-{index}" for index in (1, 2, 3)))
+    arriving = {"arrival_rps": 10.0, "arrival_prompt_tps": 8000.0, "arrival_output_tps": 2000.0}
+    await windows.write("chat", ["gateway-0"], role=types_pb2.ROLE_UNSPECIFIED, held=0.0, **arriving)
+    await windows.write("chat", ["chat-node-0-0"], decode_tps=400, running=8)
+    (first, *_) = await transitions(engine, 1)
+    assert first.rule == decision_pb2.RULE_RESCUE_LOAD
+    assert "ρ = 2.00" in first.reason
+    sample = engine.context.registry.get_sample_value
+
+    async def shown():
+        status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+        chat = next(item for item in status.services if item.service == "chat")
+        return chat.z > 1 and chat.rho == sample("trimtab_policy_rho", {"service": "chat", "role": "colocated"})
+
+    await until(shown)
+    code = (await engine.stub.GetStatus(policy_pb2.GetStatusRequest())).services[1]
+    assert not code.HasField("rho"), "its capacities are not known"

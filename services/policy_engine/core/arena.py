@@ -125,6 +125,13 @@ class Arena:
         return {item.replica: item for item in self.overlay}
 
     @cached_property
+    def _overlay_of(self) -> dict[MemberKey, list[OverlayReplica]]:
+        found: dict[MemberKey, list[OverlayReplica]] = {}
+        for item in self.overlay:
+            found.setdefault(item.member, []).append(item)
+        return found
+
+    @cached_property
     def _facts(self) -> dict[str, ReplicaFacts]:
         return {item.replica: item for item in self.replicas}
 
@@ -220,9 +227,9 @@ class Arena:
         start is no faster than a replica that the receiver has lost and that starts again already.
         """
         back = next((own for own in self._awake_by_member.get(receiver.key, ()) if self._starts(own)), None)
-        for item in self.overlay:
+        for item in self._overlay_of.get(receiver.key, ()):
             blockers = self._blockers(item)
-            if item.member != receiver.key or not blockers or any(other.member == receiver.key for other in blockers):
+            if not blockers or any(other.member == receiver.key for other in blockers):
                 continue
             released = frozenset(blocker.replica for blocker in blockers)
             ahead = self._ahead(item, released)
@@ -299,8 +306,8 @@ class Arena:
 
     def _wakeable(self, key: MemberKey, life_cycles: frozenset[LifeCycle]) -> Iterable[OverlayReplica]:
         left_out = self.barred.union(self.awake)
-        for item in self.overlay:
-            if item.member == key and item.replica not in left_out and self._life_cycle(item) in life_cycles:
+        for item in self._overlay_of.get(key, ()):
+            if item.replica not in left_out and self._life_cycle(item) in life_cycles:
                 yield item
 
     def _blockers(self, item: OverlayReplica) -> tuple[OverlayReplica, ...]:

@@ -5,6 +5,7 @@ Every pair that is looked at goes into the log, taken or left, and why.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from policy_engine.core.arena import Arena, MemberState, Plan
@@ -92,11 +93,12 @@ def _donor_plan(arena: Arena, receiver: MemberState, log: Log, terms: Terms) -> 
     fit: list[_Fit] = []
     obstructed: list[Plan] = []
     awake = arena.awake_count(receiver.key)
+    verdict_on = functools.cache(lambda key, released: judge(arena, key, released, terms))
     for plan in arena.donor_plans(receiver):
         if plan.obstacle:
             obstructed.append(plan)
             continue
-        judged = [(key, judge(arena, key, released, terms)) for key, released in plan.released_by_member]
+        judged = [(key, verdict_on(key, released)) for key, released in plan.released_by_member]
         refused = next(((key, found) for key, found in judged if found.reason), None)
         if refused is not None:
             log.left(receiver, str(refused[0]), refused[1].reason, refused[1].clamp, awake)

@@ -14,7 +14,7 @@ _REGION_NUMBER = {"CRITICAL": 1, "NOMINAL": 2, "SURPLUS": 3}
 
 
 class EngineMetrics:
-    """Gauges are those of the last turn; a member without a Z has no series."""
+    """Gauges are those of the last turn; a member without a Z, or a ρ, has no series of it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.leader = Gauge("trimtab_policy_leader", "1 while this process holds the leader's lease", registry=registry)
@@ -31,6 +31,12 @@ class EngineMetrics:
             "trimtab_policy_failed_turns", "Turns that ended early", ["reason"], registry=registry
         )
         self.z = Gauge("trimtab_policy_z", "Normalised Token Service Share", ["service", "role"], registry=registry)
+        self.rho = Gauge(
+            "trimtab_policy_rho",
+            "Work of a pool's member over its routable capacity",
+            ["service", "role"],
+            registry=registry,
+        )
         self.region = Gauge(
             "trimtab_policy_region", "1 critical, 2 nominal, 3 surplus", ["service", "role"], registry=registry
         )
@@ -47,7 +53,7 @@ class EngineMetrics:
 
     def show(self, pools: Iterable[PoolReport], scaled: Iterable[ScaledReport]) -> None:
         """Set the gauges from the last reports."""
-        for gauge in (self.z, self.region, self.desired, self.holding):
+        for gauge in (self.z, self.rho, self.region, self.desired, self.holding):
             gauge.clear()
         for pool in pools:
             self.holding.labels(pool.pool.name).set(1 if pool.holding else 0)
@@ -55,6 +61,8 @@ class EngineMetrics:
                 labels = (member.key.service, member.key.role.value)
                 if member.share.z is not None:
                     self.z.labels(*labels).set(member.share.z)
+                if member.load is not None and member.load.rho is not None:
+                    self.rho.labels(*labels).set(member.load.rho)
                 self.region.labels(*labels).set(_REGION_NUMBER[member.share.region.value])
                 self.desired.labels(*labels).set(member.awake)
         for service in scaled:

@@ -110,6 +110,9 @@ def _pooled(
         # A disaggregated service is as well off as its worse stage.
         service.z, worst = min(known, key=lambda item: (item[0], item[1].key))
         service.region = policy_pb2.Region.Value(f"REGION_{worst.share.region.value}")
+    loads = [member.load.rho for member in own.values() if member.load is not None and member.load.rho is not None]
+    if loads:
+        service.rho = max(loads)
     desired = {role: member.awake for role, member in own.items()}
     service.roles.extend(_roles(engine, policy, desired, pooled=True))
     return service

@@ -1561,6 +1561,7 @@ class ServiceStatus(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     LAST_DECISION_ID_FIELD_NUMBER: _builtins.int
+    RHO_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     mode: Global___ServiceMode.ValueType
     z: _builtins.float
@@ -1570,6 +1571,8 @@ class ServiceStatus(_message.Message):
     """Why the engine holds, or what it waits for; empty when it acts freely."""
     paused: _builtins.bool
     last_decision_id: _builtins.str
+    rho: _builtins.float
+    """For pooled services whose load can be told: work over routable capacity, of the more loaded stage."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoleStatus]: ...
     @_builtins.property
@@ -1588,13 +1591,19 @@ class ServiceStatus(_message.Message):
         paused: _builtins.bool = ...,
         held: _types_pb2.Measurement | None = ...,
         last_decision_id: _builtins.str = ...,
+        rho: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_z", b"_z", "held", b"held", "z", b"z"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rho", b"_rho", "_z", b"_z", "held", b"held", "rho", b"rho", "z", b"z"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_z", b"_z", "held", b"held", "holding", b"holding", "last_decision_id", b"last_decision_id", "mode", b"mode", "paused", b"paused", "region", b"region", "roles", b"roles", "service", b"service", "z", b"z"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rho", b"_rho", "_z", b"_z", "held", b"held", "holding", b"holding", "last_decision_id", b"last_decision_id", "mode", b"mode", "paused", b"paused", "region", b"region", "rho", b"rho", "roles", b"roles", "service", b"service", "z", b"z"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rho: _TypeAlias = _typing.Literal["rho"]  # noqa: Y015
+    _WhichOneofArgType__rho: _TypeAlias = _typing.Literal["_rho", b"_rho"]  # noqa: Y015
     _WhichOneofReturnType__z: _TypeAlias = _typing.Literal["z"]  # noqa: Y015
     _WhichOneofArgType__z: _TypeAlias = _typing.Literal["_z", b"_z"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rho) -> _WhichOneofReturnType__rho | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__z) -> _WhichOneofReturnType__z | None: ...
 
 Global___ServiceStatus: _TypeAlias = ServiceStatus  # noqa: Y015
