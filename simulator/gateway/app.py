@@ -38,7 +38,7 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     limits = RoutingLimits(
         max_held_per_service=settings.max_held_per_service, max_hold_s=settings.max_hold_s, avoid_s=settings.avoid_s
     )
-    dispatcher = Dispatcher(Router(limits, services=settings.services))
+    dispatcher = Dispatcher(Router(limits, services=settings.services), renewal_s=settings.acknowledge_s)
     metrics.in_flight.set_function(lambda: dispatcher.router.total_in_flight)
     tls = ClientTls.from_settings(settings)
     channels = [channel(address, tls=tls) for address in settings.actuators.values()]

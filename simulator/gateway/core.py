@@ -165,13 +165,13 @@ class Router:
         self._sets[cluster] = tuple(sorted(endpoints, key=lambda endpoint: endpoint.replica))
         self._listed[cluster] = frozenset(services) | {endpoint.service for endpoint in endpoints}
         self._revisions[cluster] = revision
-        self._distrusted.discard(cluster)
         self._index()
 
     def distrust(self) -> None:
         """This gateway stood still for longer than its leases: what it knows may have been changed without it.
 
-        Nothing is sent to a cluster until it is trusted again; requests wait.
+        Nothing is sent to a cluster until it is trusted again; requests wait. A set that comes is no reason to: it may
+        have lain unread during the stall, with one behind it that hides what it shows.
         """
         self._distrusted.update(self._sets)
 

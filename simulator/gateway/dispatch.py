@@ -14,6 +14,7 @@ from simulator.gateway.core import Endpoint, Failure, ReplicaKey, Router, Stage,
 log = structlog.get_logger(__name__)
 
 DEFAULT_LEASE_S = 3.0
+DEFAULT_RENEWAL_S = 0.5
 _PUMP_S = 0.1
 
 
@@ -31,8 +32,12 @@ class Mover(Protocol):
 class Dispatcher:
     """Hands out tickets. Everything runs in one event loop, so a choice and its count cannot be torn apart."""
 
-    def __init__(self, router: Router, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, router: Router, *, clock: Callable[[], float] = time.monotonic, renewal_s: float = DEFAULT_RENEWAL_S
+    ) -> None:
+        """`renewal_s` is the pause between two acknowledgements, which renew the lease."""
         self.router = router
+        self._renewal_s = renewal_s
         self._clock = clock
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}
         self._owners: dict[Ticket, Mover] = {}
@@ -41,7 +46,7 @@ class Dispatcher:
         self.lease_s = DEFAULT_LEASE_S
         """The shortest lease that an actuator has named."""
         self.stalls = 0
-        """How often this process stood still for longer than its lease."""
+        """How often this process stood still for so long that its lease may have ended."""
 
     def on_report(self, listener: Callable[[str], None]) -> None:
         """Call `listener(cluster)` when its actuator should hear from this gateway at once."""
@@ -52,13 +57,16 @@ class Dispatcher:
             listener(cluster)
 
     def _notice_stall(self) -> None:
-        """A process that was suspended has lost its leases; it asks before it routes on."""
+        """A process that was suspended has lost its leases; it asks before it routes on.
+
+        The lease was renewed at the last acknowledgement, not at the moment in which the process stopped.
+        """
         stood_still_s = self._clock() - self._last_turn_s
-        if stood_still_s < self.lease_s:
+        if stood_still_s < max(self.lease_s - 2 * self._renewal_s, self.lease_s / 3):
             return
         self._last_turn_s = self._clock()
         self.stalls += 1
-        log.warning("stood still for longer than the lease, asking the actuators first", stood_still_s=stood_still_s)
+        log.warning("stood still, the lease may have ended: asking the actuators first", stood_still_s=stood_still_s)
         self.router.distrust()
         for cluster in self.router.clusters:
             self._report(cluster)

@@ -1,6 +1,7 @@
 """The gateway as a process: its settings, its stop, and what it does after it was suspended."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -106,9 +107,9 @@ async def test_stalled_dispatcher_holds_until_it_is_trusted_again():
     dispatcher.apply("local", 1, [], [endpoint()])
     asked: list[str] = []
     dispatcher.on_report(asked.append)
-    clock.now_s += 2.9
+    clock.now_s += 1.9
     assert (await dispatcher.acquire("chat", Stage.FRONT, Nobody())).target.replica == "a"
-    clock.now_s += 0.2
+    clock.now_s += 0.1
     held = asyncio.create_task(dispatcher.acquire("chat", Stage.FRONT, Nobody()))
     await asyncio.sleep(0)
     assert (asked, dispatcher.stalls, dispatcher.router.held("chat")) == (["local"], 1, 1)
@@ -116,15 +117,21 @@ async def test_stalled_dispatcher_holds_until_it_is_trusted_again():
     assert (await held).target.replica == "a"
 
 
-async def test_new_set_is_trusted_at_once():
+async def test_set_that_was_waiting_to_be_read_during_a_stall_is_not_trusted():
+    """Two sets lie in the socket: the first one still shows a replica that the second one hides."""
     clock = Clock()
     dispatcher = Dispatcher(Router(RoutingLimits(max_hold_s=1)), clock=clock)
-    dispatcher.apply("local", 1, [], [endpoint()])
+    other = dataclasses.replace(endpoint(), replica="b", address="http://b")
+    dispatcher.apply("local", 1, [], [endpoint(), other])
     clock.now_s += 10
     held = asyncio.create_task(dispatcher.acquire("chat", Stage.FRONT, Nobody()))
     await asyncio.sleep(0)
-    dispatcher.apply("local", 2, [], [endpoint()])
-    assert (await held).target.replica == "a"
+    dispatcher.apply("local", 1, [], [endpoint(), other])
+    await asyncio.sleep(0)
+    assert not held.done()
+    dispatcher.apply("local", 2, [], [other])
+    dispatcher.trust("local")
+    assert (await held).target.replica == "b"
     dispatcher.router.distrust()
     late = asyncio.create_task(dispatcher.acquire("chat", Stage.FRONT, Nobody()))
     await asyncio.sleep(0)
