@@ -18,7 +18,9 @@ class Entry:
 
 
 SUITES: Mapping[str, Entry] = {
-    "smoke": Entry("simulator.evaluation.smoke", "static fleets of three sizes on two short traces; a few seconds"),
+    "smoke": Entry(
+        "simulator.evaluation.smoke", "static fleets on two short traces, to try the command; a few seconds"
+    ),
 }
 """A suite's module has a function `suite(options: Options) -> Suite`."""
 

@@ -77,7 +77,8 @@ def plots(evaluation: Evaluation, slos: Mapping[str, Slo]) -> Iterator[Plot]:
     for trace in evaluation.traces:
         drawn = [run for policy in evaluation.policies for run in evaluation.of(policy, trace) if run.timeline]
         if drawn:
-            title = f"{trace}: replicas, waiting requests and Z over time, seed {drawn[0].case.seed}"
+            shown = "replicas, waiting requests and Z" if _with_z(drawn) else "replicas and waiting requests"
+            title = f"{trace}: {shown} over time, seed {drawn[0].case.seed}"
             yield Plot(f"timeline-{_file_name(trace)}", title, trace, _svg(_timelines, drawn))
         if any(evaluation.of(policy, trace) for policy in evaluation.policies):
             title = f"{trace}: distributions of latencies over all seeds"
@@ -133,7 +134,7 @@ def _file_name(trace: str) -> str:
 
 def _timelines(runs: Sequence[RunSummary]) -> Figure:
     """A row a policy: replicas, waiting requests, and Z where any policy has one."""
-    with_z = any(point.z is not None for run in runs for point in run.timeline)
+    with_z = _with_z(runs)
     columns = 3 if with_z else 2
     figure = Figure(figsize=(_WIDTH_IN, 1.0 + 1.7 * len(runs)))
     grid = figure.subplots(len(runs), columns, squeeze=False, sharex=True, sharey="col")
@@ -157,6 +158,10 @@ def _timelines(runs: Sequence[RunSummary]) -> Figure:
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=min(4, len(labels)), handlelength=3.5)
     return figure
+
+
+def _with_z(runs: Sequence[RunSummary]) -> bool:
+    return any(point.z is not None for run in runs for point in run.timeline)
 
 
 def _timeline(row: Sequence[Axes], points: Sequence[TimelinePoint], label: str, index: int) -> None:
@@ -248,6 +253,7 @@ def _costs(evaluation: Evaluation) -> Figure:
         axes.set_title(trace)
         axes.set_xlabel("GPU-hours")
         axes.margins(0.12)
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5))
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
     for axes in panels[len(evaluation.traces) :]:
         axes.set_axis_off()

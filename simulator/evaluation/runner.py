@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -34,34 +35,63 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(
-    work: Callable[[T], R], items: Sequence[T], *, jobs: int, on_done: Callable[[T, Outcome[R]], None] | None = None
-) -> list[Outcome[R]]:
-    """`work` of every item, in order; `on_done` is called as each ends. With one job, here; else in new processes.
+OnDone = Callable[[T, Outcome[R]], None]
 
-    For several jobs `work`, items and results must be picklable. Workers are ended when this is interrupted.
+
+class Workers(Generic[T, R]):
+    """Does `work` of many items: with one job here, else in processes that stay until the block ends.
+
+    For several jobs `work`, items and results must be picklable. The processes are ended when the block is interrupted.
     """
-    outcomes: dict[int, Outcome[R]] = {}
-    for index, outcome in _outcomes(work, items, jobs):
-        outcomes[index] = outcome
-        if on_done is not None:
-            on_done(items[index], outcome)
-    return [outcomes[index] for index in range(len(items))]
 
+    def __init__(self, work: Callable[[T], R], *, jobs: int) -> None:
+        self._work = work
+        self._jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+        self._open = contextlib.ExitStack()
 
-def _outcomes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, Outcome[R]]]:
-    if jobs == 1:
+    def __enter__(self) -> Workers[T, R]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._open.__exit__(kind, error, trace)
+
+    def run(self, items: Sequence[T], on_done: OnDone[T, R] | None = None) -> list[Outcome[R]]:
+        """The outcome of every item, in order; `on_done` is called as each ends."""
+        outcomes: dict[int, Outcome[R]] = {}
+        for index, outcome in self._here(items) if self._jobs == 1 else self._in_processes(items):
+            outcomes[index] = outcome
+            if on_done is not None:
+                on_done(items[index], outcome)
+        return [outcomes[index] for index in range(len(items))]
+
+    def _here(self, items: Sequence[T]) -> Iterator[tuple[int, Outcome[R]]]:
         for index, item in enumerate(items):
-            yield index, _guarded(work, item)
-        return
-    left = deque(range(len(items)))
-    while left:
-        suspects: list[int] = []
-        with _pool(work, min(jobs, len(left))) as pool:
-            yield from _until_broken(pool, items, left, suspects, jobs)
-        for index in suspects:
-            with _pool(work, 1) as alone:
-                yield index, _alone(alone, items[index])
+            yield index, _guarded(self._work, item)
+
+    def _in_processes(self, items: Sequence[T]) -> Iterator[tuple[int, Outcome[R]]]:
+        left = deque(range(len(items)))
+        while left:
+            if self._pool is None:
+                self._pool = self._open.enter_context(_pool(self._work, self._jobs))
+            suspects: list[int] = []
+            yield from _until_broken(self._pool, items, left, suspects, self._jobs)
+            if suspects:
+                self._open.close()
+                self._pool = None
+            for index in suspects:
+                with _pool(self._work, 1) as alone:
+                    yield index, _alone(alone, items[index])
+
+
+def run_all(
+    work: Callable[[T], R], items: Sequence[T], *, jobs: int, on_done: OnDone[T, R] | None = None
+) -> list[Outcome[R]]:
+    """`Workers` for items that are all there at once."""
+    with Workers(work, jobs=max(1, min(jobs, len(items)))) as workers:
+        return workers.run(items, on_done)
 
 
 def _until_broken(

@@ -1,7 +1,7 @@
-"""The smallest suite: static fleets of three sizes on two short generated traces. It tries the machinery, not policies.
+"""The smallest suite: static fleets on two short generated traces. It tries the machinery, not policies.
 
 Each of two services has a fleet of its own, `static-N` gives both N replicas, and what a policy would change never
-changes: there are no transitions and no Z.
+changes: there are no transitions and no Z. `fitted` has the sizes that a search found.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from simulator.baselines.tuning import Setting
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineGauges
 from simulator.evaluation.bars import Bar, at_least, at_most
 from simulator.evaluation.statistics import Slo
 from simulator.evaluation.study import Evaluation
-from simulator.evaluation.suite import Options, Suite
-from simulator.evaluation.summaries import Case
+from simulator.evaluation.suite import Options, Suite, Tuning
+from simulator.evaluation.summaries import Case, RunSummary
+from simulator.evaluation.tuning import read_tuned
 from simulator.offline.fleet import colocated
 from simulator.offline.outputs import GPU_POWER, gpu_outputs
 from simulator.profiles import packaged_profiles
@@ -32,8 +35,13 @@ PROFILE = "a100-8b-tp1"
 DURATION_S = 120.0
 TICK_S = 2.0
 SIZES = {"static-1": 1, "static-2": 2, "static-4": 4}
+FITTED = "fitted"
+TUNED_FILE = Path(__file__).parent / "smoke_tuned.yaml"
+SPACE = {"chat": (1.0, 2.0, 3.0, 4.0), "code": (1.0, 2.0, 3.0, 4.0)}
+TRAINING_SEEDS = (101, 102)
+ATTAINED = 0.95
 SLOS = {"chat": Slo(ttft_s=1.0, tpot_s=0.05), "code": Slo(ttft_s=2.0, tpot_s=0.05)}
-STEADY_RPS = {"chat": 8.0, "code": 2.5}
+STEADY_RPS = {"chat": 8.0, "code": 1.0}
 BURST = 3.0
 """In `burst` the rate is this many times the steady one for the middle third."""
 LENGTHS = {
@@ -50,21 +58,28 @@ NOTE = (
 def suite(options: Options) -> Suite:
     """The suite, with traces of any length."""
     duration_s = DURATION_S if options.duration_s is None else options.duration_s
+    found = read_tuned(TUNED_FILE)
+    sizes = {name: dict.fromkeys(SLOS, float(size)) for name, size in SIZES.items()}
+    sizes[FITTED] = found[FITTED].setting if FITTED in found else sizes["static-2"]
     return Suite(
         name="smoke",
-        title="Static fleets of three sizes",
+        title="Static fleets",
         description="Two services with a fixed number of replicas each, on a steady load and on one with a burst.",
         policies={
-            name: f"{size} {'replica' if size == 1 else 'replicas'} of each service" for name, size in SIZES.items()
+            **{
+                name: f"{size} {'replica' if size == 1 else 'replicas'} of each service" for name, size in SIZES.items()
+            },
+            FITTED: f"the fewest replicas that keep the SLO for {ATTAINED:.0%} of each trace, found on other seeds",
         },
         baseline="static-2",
         traces={"steady": "a constant rate", "burst": f"{BURST:g} times the rate in the middle third"},
         seeds=(1, 2, 3),
         slos=SLOS,
-        run=functools.partial(run, duration_s),
+        run=functools.partial(run_named, duration_s, sizes),
         inputs={
             "duration_s": duration_s,
             "profile": PROFILE,
+            "sizes": sizes,
             "steady_rps": STEADY_RPS,
             "burst": BURST,
             "lengths": {
@@ -74,7 +89,28 @@ def suite(options: Options) -> Suite:
         },
         bars=bars,
         notes=lambda evaluation: [NOTE],
+        tunings={
+            FITTED: Tuning(
+                space=SPACE,
+                start=dict.fromkeys(SLOS, 2.0),
+                traces=("steady", "burst"),
+                seeds=TRAINING_SEEDS,
+                run=functools.partial(run, duration_s),
+                cost=cost,
+                cost_name=f"GPU-hours, where each run keeps the SLO for {ATTAINED:.0%}",
+                exhaustive=True,
+            )
+        },
+        tuned_file=TUNED_FILE,
     )
+
+
+def cost(runs: Sequence[RunSummary]) -> float:
+    """GPU-hours of all runs; infinite when one of them does not attain enough."""
+    attained = [run.total.slo_attainment for run in runs]
+    if any(share is None or share < ATTAINED for share in attained):
+        return math.inf
+    return math.fsum(run.gpu_hours for run in runs)
 
 
 def bars(evaluation: Evaluation) -> Sequence[Bar]:
@@ -94,14 +130,20 @@ def bars(evaluation: Evaluation) -> Sequence[Bar]:
     )
 
 
-def run(duration_s: float, case: Case) -> RunResult:
-    """One fleet size on one trace."""
+def run_named(duration_s: float, sizes: Mapping[str, Setting], case: Case) -> RunResult:
+    """One policy on one trace."""
+    return run(duration_s, sizes[case.policy], case)
+
+
+def run(duration_s: float, sizes: Setting, case: Case) -> RunResult:
+    """Fleets of these sizes, by service, on one trace."""
     profile = packaged_profiles()[PROFILE]
-    size = SIZES[case.policy]
     trace = generate(_loads(case.trace, duration_s), duration_s=duration_s, seed=case.seed)
     services = tuple(sorted(SLOS))
     parts = [
-        _served(profile, size, [request for request in trace if request.service == name], index, duration_s)
+        _served(
+            profile, round(sizes[name]), [request for request in trace if request.service == name], index, duration_s
+        )
         for index, name in enumerate(services)
     ]
     rows = np.concatenate([part.rows for part in parts])
@@ -124,12 +166,12 @@ def run(duration_s: float, case: Case) -> RunResult:
             reissued=np.zeros(count, dtype=np.int64),
         ),
         timeline=[
-            TimelinePoint(at_s, services[index], "colocated", size, size, running, waiting)
-            for index, part in enumerate(parts)
+            TimelinePoint(at_s, name, "colocated", round(sizes[name]), round(sizes[name]), running, waiting)
+            for name, part in zip(services, parts, strict=True)
             for at_s, running, waiting in part.ticks
         ],
         duration_s=duration_s,
-        gpu_hours=len(services) * size * profile.tensor_parallel * end_s / 3600,
+        gpu_hours=sum(round(sizes[name]) for name in services) * profile.tensor_parallel * end_s / 3600,
         energy_kwh=math.fsum(part.energy_kwh for part in parts),
     )
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from simulator.baselines.tuning import Setting
 from simulator.evaluation.bars import Bar
 from simulator.evaluation.statistics import Slo
 from simulator.evaluation.study import Evaluation
 from simulator.evaluation.summaries import Case, RunSummary
 from simulator.virtual.result import RunResult
-
-Setting = Mapping[str, float]
 
 
 class SuiteError(Exception):
@@ -41,9 +41,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How the thresholds of one policy are found, on seeds that no evaluation uses.
+    """How the thresholds of one policy are found, on seeds that the evaluation does not use.
 
     A setting costs what `cost` says of its runs over all of `traces` × `seeds`, less is better. `run` is picklable.
+    What was found is written to a file (`--out`, or the suite's own `tuned_file`) that `tuned.read_tuned` reads.
     """
 
     space: Mapping[str, Sequence[float]]
@@ -58,6 +59,13 @@ class Tuning:
     """From the summaries in order of traces, then seeds. Not finite: as bad as impossible."""
     cost_name: str = "cost"
     max_trials: int = 200
+    exhaustive: bool = False
+    """Try every combination of `space`, instead of one threshold after another from `start` on."""
+
+    @property
+    def cases(self) -> tuple[tuple[str, int], ...]:
+        """Trace and seed of each run of a trial."""
+        return tuple((trace, seed) for trace in self.traces for seed in self.seeds)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,8 @@ class Suite:
     """Policies whose replicas and Z are drawn over time; empty: the first three."""
     tunings: Mapping[str, Tuning] = dataclasses.field(default_factory=dict)
     """By policy."""
+    tuned_file: Path | None = None
+    """Where the suite reads the settings that were found; `--tune POLICY --write` writes there."""
 
     def __post_init__(self) -> None:
         if not (self.policies and self.traces and self.seeds and self.slos):
@@ -99,6 +109,9 @@ class Suite:
         json.dumps(self.inputs, allow_nan=False)
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"suite {self.name}: a seed is given twice")
+        seen = sorted({seed for tuning in self.tunings.values() for seed in tuning.seeds} & set(self.seeds))
+        if seen:
+            raise ValueError(f"suite {self.name}: seed {seen[0]} is tuned on and evaluated on")
         unknown = sorted((set(self.plotted) | set(self.tunings)) - set(self.policies))
         if unknown:
             raise ValueError(f"suite {self.name}: {', '.join(unknown)} is none of its policies")

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from simulator.evaluation.bars import at_least
 from simulator.evaluation.summaries import Case
-from tests.simulator.evaluation.made_up import suite
+from simulator.evaluation.tuning import read_tuned
+from tests.simulator.evaluation.made_up import suite, tunable
 from trimtab.cli import evaluate
 from trimtab.cli.main import app
 
@@ -34,7 +35,7 @@ def test_the_smoke_suite_from_command_to_files(tmp_path: Path) -> None:
     done = trimtab("smoke", "--duration", "20", "--seeds", "2", "--jobs", "2", "--trace", "burst", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert "3 policies × 1 traces × 2 seeds: 6 runs; 2 of 2 bars met" in done.stdout
+    assert "4 policies × 1 traces × 2 seeds: 8 runs; 2 of 2 bars met" in done.stdout
     folder = tmp_path / "evaluation" / "smoke"
     assert {path.name for path in folder.iterdir()} == {
         ".trimtab-evaluation", "results.json", "table.csv", "report.html",
@@ -56,7 +57,7 @@ def test_the_smoke_suite_from_command_to_files(tmp_path: Path) -> None:
     [
         (["nothing"], "there is no suite 'nothing'; there are "),
         ([], "name a suite: "),
-        (["smoke", "--policy", "static-9"], "--policy static-9: suite smoke has static-1, static-2, static-4"),
+        (["smoke", "--policy", "static-9"], "--policy static-9: suite smoke has static-1, static-2, static-4, fitted"),
         (["smoke", "--trace", "quiet"], "--trace quiet: suite smoke has steady, burst"),
         (["smoke", "--seeds", "9"], "--seeds 9: suite smoke has 3 seeds"),
     ],
@@ -125,3 +126,33 @@ def test_somebody_elses_results_are_refused_before_anything_runs(made_up, tmp_pa
 def test_suites_are_listed() -> None:
     done = CliRunner().invoke(app, ["evaluate", "--list", "--json"])
     assert "smoke" in json.loads(done.stdout)
+
+
+def test_tuning_prints_every_trial_and_writes_what_the_suite_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(evaluate, "find_suite", lambda name, options: tunable())
+    done = run("--tune", "fast", "--out", str(tmp_path), "--seeds", "1")
+    assert done.exit_code == 0
+    assert "fast: mean E2E, s; on 2 traces × 1 seeds" in done.stdout
+    assert "best: high 4, low 2" in done.stdout
+    found = read_tuned(tmp_path / "tuned.yaml")["fast"]
+    assert (found.setting, found.seeds) == ({"low": 2.0, "high": 4.0}, (11,))
+    printed = json.loads(run("--tune", "fast", "--json", "--trace", "other").stdout)
+    assert printed["results"]["setting"] == {"low": 2.0, "high": 4.0}
+    assert printed["results"]["traces"] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--tune", "slow"], "--tune slow: suite made-up has policies to tune: fast"),
+        (["--tune", "fast", "--trace", "third"], "--trace third: fast is tuned on one, other"),
+        (["--tune", "fast", "--seeds", "5"], "--seeds 5: fast is tuned on 2 seeds"),
+        (["--tune", "fast", "--write"], "--write: suite made-up reads no file of settings"),
+    ],
+)
+def test_what_cannot_be_tuned_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path, argv: list[str], words: str) -> None:
+    monkeypatch.setattr(evaluate, "find_suite", lambda name, options: tunable())
+    assert words in str(run(*argv, "--out", str(tmp_path)).exception)
+    assert list(tmp_path.iterdir()) == []

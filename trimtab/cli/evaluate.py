@@ -28,6 +28,7 @@ from simulator.evaluation.tables import summary_line, tables
 from trimtab import __version__
 from trimtab.cli.connect import CommandError
 from trimtab.cli.output import console, errors, print_json
+from trimtab.cli.tune import FILE_NAME, part_of, run_tuning
 
 _FIXED_FILES = frozenset({"results.json", "table.csv", "report.html"})
 
@@ -48,6 +49,12 @@ def evaluate_command(
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw plots, for the folder and the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     require_bars: Annotated[bool, typer.Option("--require-bars", help="Exit with 2 when a bar is missed.")] = False,
+    tune_policy: Annotated[
+        str, typer.Option("--tune", metavar="POLICY", help="Find this policy's best thresholds on training seeds.")
+    ] = "",
+    write: Annotated[
+        bool, typer.Option("--write", help="With --tune: write to the file that the suite itself reads.")
+    ] = False,
 ) -> None:
     """Run a suite: policies × traces × seeds on virtual time; write tables, plots and a report.
 
@@ -59,14 +66,23 @@ def evaluate_command(
     if not name:
         raise CommandError(f"name a suite: {', '.join(sorted(SUITES))} (trimtab evaluate --list)")
     started = time.time()
+    used = jobs or usable_cpus()
     try:
-        suite = find_suite(name, Options(duration_s=duration)).only(
-            policies=policy or (), traces=trace or (), seeds=seeds
-        )
+        whole = find_suite(name, Options(duration_s=duration))
+        if tune_policy:
+            run_tuning(
+                part_of(whole, tune_policy, traces=trace or (), seeds=seeds),
+                tune_policy,
+                jobs=used,
+                path=_tuned_path(whole, out, write=write, as_json=as_json),
+                machine=lambda: _machine(used, started),
+                as_json=as_json,
+            )
+            return
+        suite = whole.only(policies=policy or (), traces=trace or (), seeds=seeds)
         folder = None if as_json and out is None else Folder.claimed(out or Path("evaluation") / name)
         if folder is not None:
             folder.check(_FIXED_FILES)
-        used = jobs or usable_cpus()
         with _progress() as progress:
             evaluation = evaluate(suite, jobs=used, on_done=_reporting(progress, suite))
         finding = Finding.of(suite, evaluation, _machine(used, started))
@@ -79,6 +95,14 @@ def evaluate_command(
         raise typer.Exit(1)
     if require_bars and not finding.bars_met:
         raise typer.Exit(2)
+
+
+def _tuned_path(suite: Suite, out: Path | None, *, write: bool, as_json: bool) -> Path | None:
+    if write:
+        if suite.tuned_file is None:
+            raise SuiteError(f"--write: suite {suite.name} reads no file of settings; use --out")
+        return suite.tuned_file
+    return None if as_json and out is None else (out or Path("evaluation") / suite.name) / FILE_NAME
 
 
 def _list(as_json: bool) -> None:

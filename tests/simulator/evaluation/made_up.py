@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from simulator.evaluation.statistics import Slo
-from simulator.evaluation.suite import Suite
-from simulator.evaluation.summaries import Case
+from simulator.evaluation.suite import Suite, Tuning
+from simulator.evaluation.summaries import Case, RunSummary
 from simulator.virtual.result import RequestColumns, RunResult, TimelinePoint
 
 NAN = float("nan")
@@ -91,3 +92,39 @@ def suite(*, breaking: Mapping[Case, str] | None = None, **other: object) -> Sui
             **other,
         }
     )
+
+
+SPACE = {"low": (1.0, 2.0, 3.0, 4.0), "high": (2.0, 3.0, 4.0, 5.0)}
+
+
+def slower_the_further(crash_at: tuple[float, float] | None, setting: Mapping[str, float], case: Case) -> RunResult:
+    """E2E grows with the distance from low 2 and high 4, and a little with the seed; low must be below high."""
+    low, high = setting["low"], setting["high"]
+    if low >= high:
+        raise ValueError("low must be below high")
+    if (low, high) == crash_at:
+        raise RuntimeError("out of order")
+    took_s = 1 + abs(low - 2) + abs(high - 4) + case.seed / 100
+    return result(columns([("chat", 0.0, took_s / 2, took_s, 3, False)]), case=case)
+
+
+def mean_e2e(runs: Sequence[RunSummary]) -> float:
+    """What a setting costs."""
+    return math.fsum(run.total.e2e.mean_s for run in runs) / len(runs)
+
+
+def tunable(crash_at: tuple[float, float] | None = None, **changes: object) -> Suite:
+    """The suite with one policy to tune, best at low 2 and high 4."""
+    tuning = Tuning(
+        **{  # type: ignore[arg-type]
+            "space": SPACE,
+            "start": {"low": 1.0, "high": 5.0},
+            "traces": ("one", "other"),
+            "seeds": (11, 12),
+            "run": functools.partial(slower_the_further, crash_at),
+            "cost": mean_e2e,
+            "cost_name": "mean E2E, s",
+            **changes,
+        }
+    )
+    return suite(tunings={"fast": tuning})
