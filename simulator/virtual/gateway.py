@@ -19,7 +19,7 @@ from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.gateway.core import Endpoint, InFlight, Router, RoutingLimits, Stage, Ticket, TicketState
 from simulator.traces.model import TraceRequest
 from simulator.virtual.result import RequestColumns
-from simulator.virtual.servers import VirtualServers
+from simulator.virtual.servers import VirtualServer, VirtualServers
 
 CLUSTER = "local"
 _PATIENT = RoutingLimits(max_held_per_service=10_000_000, max_hold_s=math.inf)
@@ -36,7 +36,7 @@ class Demand(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class _Open:
+class OpenRequest:
     """A request under way. `sent` tokens have come from replicas that it has left."""
 
     row: int
@@ -55,11 +55,12 @@ class VirtualGateway:
         self._position = {name: number for number, name in enumerate(self._services)}
         self._router = Router(_PATIENT, services=self._services)
         self._servers: VirtualServers | None = None
-        self._open: dict[str, _Open] = {}
-        self._held: dict[Ticket, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
+        self._held: dict[Ticket, OpenRequest] = {}
         self._arrived: dict[str, list[int]] = {name: [0, 0, 0] for name in self._services}
         self._times = array.array("d")
         self._counts = array.array("q")
+        self._lost: list[int] = []
         self.revision = 0
 
     def connect(self, servers: VirtualServers) -> None:
@@ -91,7 +92,7 @@ class VirtualGateway:
         tally[1] += request.prompt_tokens
         tally[2] += request.output_tokens
         ticket = self._router.submit(request.service, Stage.FRONT, now_s=now_s)
-        self._send(_Open(row, request, ticket), now_s)
+        self._send(OpenRequest(row, request, ticket), now_s)
 
     def apply(self, revision: int, endpoints: Iterable[Endpoint], now_s: float) -> None:
         """Route by a new set: what waits is sent, what is evicted moves on."""
@@ -141,11 +142,13 @@ class VirtualGateway:
         return found
 
     def columns(self) -> RequestColumns:
-        """Every request so far. What is not answered has no times; nothing is ever lost here."""
+        """Every request so far. What is not answered has no times; lost is what its replica took with it."""
         times = np.array(self._times, dtype=np.float64).reshape(-1, 3)
         counts = np.array(self._counts, dtype=np.int64).reshape(-1, 4)
         for item in self._open.values():
             times[item.row, 1] = item.first_token_s
+        lost = np.zeros(len(times), dtype=np.bool_)
+        lost[self._lost] = True
         return RequestColumns(
             services=self._services,
             service=counts[:, 0],
@@ -154,25 +157,35 @@ class VirtualGateway:
             finished_s=times[:, 2],
             prompt_tokens=counts[:, 1],
             output_tokens=counts[:, 2],
-            lost=np.zeros(len(times), dtype=np.bool_),
+            lost=lost,
             reissued=counts[:, 3],
         )
 
-    def _send(self, item: _Open, now_s: float) -> None:
+    def _send(self, item: OpenRequest, now_s: float) -> None:
         ticket = item.ticket
         if ticket.state is TicketState.HELD:
             self._held[ticket] = item
             return
         name = f"{item.row}.{item.reissued}"
         request = item.request
-        server = self.servers.by_name[ticket.target.replica]
-        if not server.awake:
-            raise RuntimeError(f"{server.name} is shown as routable at {now_s:.3f} s and is {server.state}")
+        server = self._server_of(ticket, now_s)
         engine_request = EngineRequest(name, request.prompt_tokens + item.sent, request.output_tokens - item.sent)
         self._open[name] = item
         self.servers.clock.submit(server.index, engine_request, now_s)
 
-    def _move(self, name: str, item: _Open, now_s: float) -> None:
+    def _server_of(self, ticket: Ticket, now_s: float) -> VirtualServer:
+        server = self.servers.by_name[ticket.target.replica]
+        if not server.awake:
+            raise RuntimeError(f"{server.name} is shown as routable at {now_s:.3f} s and is {server.state}")
+        return server
+
+    def _record_lost(self, item: OpenRequest) -> None:
+        """The request will never be answered in full."""
+        self._times[3 * item.row + 1] = item.first_token_s
+        self._counts[4 * item.row + 3] = item.reissued
+        self._lost.append(item.row)
+
+    def _move(self, name: str, item: OpenRequest, now_s: float) -> None:
         server = self.servers.by_name[item.ticket.target.replica]
         engine = self.servers.clock.at(server.index, now_s)
         ended = engine.abort(name, now_s)
@@ -191,6 +204,6 @@ class VirtualGateway:
         self._send(item, now_s)
 
     @staticmethod
-    def _take_first_token(item: _Open, ended: FinishedRequest) -> None:
+    def _take_first_token(item: OpenRequest, ended: FinishedRequest) -> None:
         if math.isnan(item.first_token_s) and ended.first_token_s is not None:
             item.first_token_s = ended.first_token_s
