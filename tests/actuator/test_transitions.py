@@ -843,3 +843,43 @@ def test_a_floor_that_changes_while_or_after_a_transition_is_rolled_back_does_no
     assert [one.operation_id for one in transitions] == [first.operation_id]
     assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
     assert rig.memory.pools["p"].settled_revision == 3
+
+
+def test_a_donor_that_dies_and_comes_up_again_during_a_transition_is_put_to_sleep_by_it() -> None:
+    """Its memory is what the wake waits for: nobody else may touch it before the transition has ended."""
+    rig = up(WITH_TWO_GPU_MODEL)
+    rig.send("a", 4.0)
+    rig.send("a", 4.0)
+    operation = rig.apply(2, WITH_TWO_GPU_MODEL, ["big-0"])
+    rig.run(0.5)
+    rig.servers["a-0"].exited = True
+    while rig.operation(operation.operation_id).steps[0].state is not OperationState.SUCCEEDED:
+        rig.step()
+    assert rig.operation(operation.operation_id).steps[0].replica == "a-0"
+    rig.reboot("a-0")
+    began_s = rig.now_s
+    assert rig.until_settled()
+    ended = rig.operation(operation.operation_id)
+    assert ended.state is OperationState.SUCCEEDED
+    assert ended.update_s - began_s < 30.0, "not at the deadline of the whole transition"
+    assert rig.life_cycles()["big-0"] == "active"
+    assert rig.life_cycles()["a-0"] == "sleeping"
+    assert rig.broken == []
+
+
+def test_a_receiver_that_comes_up_anew_during_a_roll_back_gives_its_gpus_back() -> None:
+    rig = up()
+    rig.servers["b-0"].wake_refused = True
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    while not (
+        rig.operation(operation.operation_id).state is OperationState.ROLLING_BACK
+        and rig.life_cycles()["b-0"] == "sleeping"
+    ):
+        rig.step()
+    rig.reboot("b-0")
+    began_s = rig.now_s
+    assert rig.until_settled()
+    ended = rig.operation(operation.operation_id)
+    assert ended.state is OperationState.ROLLED_BACK
+    assert ended.update_s - began_s < 30.0
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}

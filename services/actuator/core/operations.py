@@ -77,7 +77,46 @@ def _turn_round(d: Draft, step: Step) -> Step:
     )
 
 
+def _came_up_again(d: Draft, operation: Operation, step: Step) -> bool:
+    """Whether a server that an atomic operation has put to sleep, or seen dead, has started anew and is awake.
+
+    The operation answers for it until it ends, and another step of it may be waiting for its GPUs.
+    """
+    if not operation.atomic or not step.finished:
+        return False
+    never_woken = operation.state is OperationState.ROLLING_BACK and step.kind is StepKind.WAKE
+    replica, sight = d.replicas.get(step.replica), d.sight(step.replica)
+    return (
+        (step.goal is Goal.ASLEEP or never_woken)
+        and step.state is not OperationState.FAILED
+        and replica is not None
+        and replica.life_cycle is LifeCycle.STARTING
+        and sight is not None
+        and sight.healthy
+        and not sight.sleeping
+    )
+
+
+def _taken_up_again(operation: Operation, step: Step) -> Step:
+    rolling_back = operation.state is OperationState.ROLLING_BACK
+    return replace(
+        step,
+        goal=Goal.ASLEEP,
+        state=OperationState.ROLLING_BACK if rolling_back else OperationState.RUNNING,
+        phase="it came up again",
+        asked=None,
+        attempts=0,
+        not_before_s=0.0,
+        acknowledged_s=0.0,
+        unaware_s=0.0,
+        drain_deadline_s=0.0,
+        end_s=0.0,
+    )
+
+
 def _advance_step(d: Draft, operation: Operation, step: Step) -> Step:
+    if _came_up_again(d, operation, step):
+        step = _taken_up_again(operation, step)
     if step.finished:
         return step
     if step.state is OperationState.PENDING:
