@@ -7,9 +7,9 @@ import pytest
 from policy_engine.core.guards import GuardState, check_guards
 from policy_engine.core.predict import power_z
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
-from policy_engine.core.tss import ShareState, region_of, share_of
+from policy_engine.core.tss import ShareState, region_of, share_of, waiting_weight_of
 from policy_engine.core.vocabulary import Region
-from trimtab.config.specs import Guards, TokenServiceShare
+from trimtab.config.specs import Guards, Slo, TokenServiceShare
 from trimtab.words import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, prefill_weight=0.05, waiting_weight=8, smoothing=1.0)
@@ -170,3 +170,28 @@ def test_a_stage_counts_its_own_tokens(role, absent):
     share, _ = share_of(PROFILE, view, held(), routable=1, previous=NEW)
     assert share.fit
     assert share.raw_tps == pytest.approx(0.05 * 900 / 10 if role == Role.PREFILL else 30.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "role", "answer_tokens", "weight"),
+    [
+        # An answer of 200 tokens may take 15 s at 75 ms each: 7.5 times the 2 s that a first token may take.
+        (None, Role.COLOCATED, 200.0, 7.5),
+        (None, Role.DECODE, 900.0, 33.75),
+        # Short answers: one that waits is still as much as one that runs.
+        (None, Role.COLOCATED, 10.0, 1.0),
+        (None, Role.COLOCATED, None, 8.0),
+        (None, Role.PREFILL, 200.0, 8.0),
+        (4.0, Role.COLOCATED, 200.0, 4.0),
+    ],
+)
+def test_what_a_waiting_request_counts_follows_the_length_of_answers_unless_the_profile_says_it(
+    own: float | None, role: Role, answer_tokens: float | None, weight: float
+) -> None:
+    assert waiting_weight_of(own, Slo(ttft_s=2.0, tpot_s=0.075), role, answer_tokens) == pytest.approx(weight)
+
+
+def test_a_share_takes_the_waiting_weight_that_it_is_given() -> None:
+    share, _ = share_of(PROFILE, window(0, 400, 20, 10), held(), routable=1, previous=ShareState(), waiting_weight=2.0)
+    assert share.outstanding == 40
+    assert share.raw_tps == 10

@@ -36,7 +36,7 @@ class TokenServiceShare(Spec):
     """
 
     prefill_weight: float = Field(0.05, ge=0, le=10)
-    waiting_weight: float = Field(8.0, ge=0, le=1000)
+    waiting_weight: float | None = Field(8.0, ge=0, le=1000)
     smoothing: float = Field(1.0, gt=0, le=1)
     theta_tps: float = Field(ge=SMALLEST, le=1e6)
     critical_below: float = Field(0.8, gt=0, lt=1)

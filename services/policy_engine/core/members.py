@@ -15,7 +15,7 @@ from policy_engine.core.load import OutputMemory, load_of, remember_output
 from policy_engine.core.overlay import OverlayReplica, member_key
 from policy_engine.core.predict import Elasticity, await_effect, congestion, learn
 from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
-from policy_engine.core.tss import ShareState, share_of
+from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember, RoleSpec, TokenServiceShare
@@ -107,8 +107,15 @@ def _one(
 ) -> tuple[MemberState, MemberMemory]:
     rules, key, now_s = picture.pool.spec.rules, memory.key, picture.now_s
     routable = counts.routable.get(key, 0)
-    share, share_state = share_of(profile, view, front, routable=routable, previous=memory.share)
     output = remember_output(memory.output, view)
+    share, share_state = share_of(
+        profile,
+        view,
+        front,
+        routable=routable,
+        previous=memory.share,
+        waiting_weight=waiting_weight_of(profile.waiting_weight, policy.spec.slo, role.role, output.tokens),
+    )
     queue = remember_queue(memory.queue, view, front, routable=routable)
     load = load_of(rules.load, profile, view, front, tpot_s=policy.spec.slo.tpot_s, routable=routable, memory=output)
     moved_at_s = now_s if moves else memory.moved_at_s

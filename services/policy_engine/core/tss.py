@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.vocabulary import Region
-from trimtab.config.specs import TokenServiceShare
+from trimtab.config.specs import Slo, TokenServiceShare
 from trimtab.words import Quality, Role
 
 NOTHING_WAITING = 1e-3
+USUAL_WAITING_WEIGHT = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,33 @@ def region_of(z: float, previous: Region, profile: TokenServiceShare) -> Region:
     return Region.SURPLUS if z > surplus_edge else Region.NOMINAL
 
 
+def waiting_weight_of(weight: float | None, slo: Slo, role: Role, answer_tokens: float | None) -> float:
+    """w_q, where a profile does not say it: the time of an answer at its TPOT target over the TTFT target.
+
+    By Little's law what runs and what waits take `running / decode_tps` and `waiting / request_rps` seconds, against
+    the two targets; with `answer_tokens = decode_tps / request_rps` the sum of both shares of the SLO is
+    `(running + w_q · waiting) / decode_tps / tpot target`. Never less than a running request. While no answer is known,
+    and for a prefill stage, which has none, it is the usual weight.
+    """
+    if weight is not None:
+        return weight
+    if answer_tokens is None or role == Role.PREFILL:
+        return USUAL_WAITING_WEIGHT
+    return max(1.0, answer_tokens * slo.tpot_s / slo.ttft_s)
+
+
 def share_of(
-    profile: TokenServiceShare, view: RoleSignals, front: FrontDoor, *, routable: int, previous: ShareState
+    profile: TokenServiceShare,
+    view: RoleSignals,
+    front: FrontDoor,
+    *,
+    routable: int,
+    previous: ShareState,
+    waiting_weight: float | None = None,
 ) -> tuple[Share, ShareState]:
     """One member's share in its newest window, and the state for the next.
 
-    A window that was reckoned with already moves `smoothed` no further.
+    `waiting_weight` is `waiting_weight_of`, or None for the profile's own. A window that was reckoned with already moves `smoothed` no further.
     """
     held = front.held.number(0.0)
     if routable == 0:
@@ -84,8 +106,10 @@ def share_of(
         Quality.OK,
         Quality.MISSING,  # no gateway reports this service: the servers' own queues are all there is
     )
+    if waiting_weight is None:
+        waiting_weight = profile.waiting_weight if profile.waiting_weight is not None else USUAL_WAITING_WEIGHT
     waiting = view.waiting.number(0.0) + held
-    outstanding = view.running.number(0.0) + profile.waiting_weight * waiting
+    outstanding = view.running.number(0.0) + waiting_weight * waiting
     if outstanding < 1 and waiting <= NOTHING_WAITING:
         return _idle(profile, outstanding, fit_for_release, view, previous)
     raw = (profile.prefill_weight * view.prefill_tps.number(0.0) + view.decode_tps.number(0.0)) / max(1.0, outstanding)
