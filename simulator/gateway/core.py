@@ -104,6 +104,8 @@ class Ticket:
     """Replicas that failed this very request: taken again only when no other can be."""
     movable: bool = True
     """Whether the request could still be continued on another replica; its owner keeps this up to date."""
+    failures_before: int = 0
+    """How many failures the router had heard of when it chose the replica."""
 
     @property
     def target(self) -> Endpoint:
@@ -127,6 +129,8 @@ class _Avoidance:
     until_s: float
     failures: int
     unreachable: bool
+    number: int
+    """Of its newest failure, among all that the router has heard of."""
 
 
 class Router:
@@ -144,6 +148,7 @@ class Router:
         self._tickets: dict[ReplicaKey, dict[Ticket, None]] = {}
         self._queues: dict[str, deque[Ticket]] = {}
         self._avoided: dict[ReplicaKey, _Avoidance] = {}
+        self._failures = 0
         self._answers: dict[ReplicaKey, int] = {}
         self._names: dict[str, str] = {}
         self._distrusted: set[str] = set()
@@ -271,13 +276,20 @@ class Router:
         before = self._avoided.get(key)
         failures = before.failures + 1 if before is not None else 1
         avoid_s = min(self._limits.max_avoid_s, self._limits.avoid_s * 2.0 ** min(failures - 1, 16))
-        self._avoided[key] = _Avoidance(now_s + avoid_s, failures, failure is Failure.UNREACHABLE)
+        self._failures += 1
+        self._avoided[key] = _Avoidance(now_s + avoid_s, failures, failure is Failure.UNREACHABLE, self._failures)
 
-    def answered(self, key: ReplicaKey) -> None:
-        """A piece of an answer has come: the replica works, its failures are forgotten."""
+    def answered(self, ticket: Ticket) -> None:
+        """A piece of an answer has come. When it was asked for after the replica's last failure, that is forgotten.
+
+        An answer that has been under way for longer proves nothing: a server that refuses all that is new may well go
+        on with it.
+        """
+        key = ticket.target.key
         self._answers[key] = self._answers.get(key, 0) + 1
-        if self._avoided:
-            self._avoided.pop(key, None)
+        avoidance = self._avoided.get(key) if self._avoided else None
+        if avoidance is not None and avoidance.number <= ticket.failures_before:
+            del self._avoided[key]
 
     def dispatch(self, *, now_s: float) -> list[Ticket]:
         """Serve the hold queues after a change or a while: tickets that are now `ASSIGNED` or `EXPIRED`."""
@@ -309,6 +321,7 @@ class Router:
     def _assign(self, ticket: Ticket, endpoint: Endpoint) -> None:
         ticket.endpoint = endpoint
         ticket.state = TicketState.ASSIGNED
+        ticket.failures_before = self._failures
         self._tickets.setdefault(endpoint.key, {})[ticket] = None
 
     def _trusted(self, service: str) -> tuple[Endpoint, ...]:

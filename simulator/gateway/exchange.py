@@ -268,7 +268,7 @@ class Exchange:
             raise self._failed(ticket, UpstreamFailure.error(ticket.target, "the answer is not a JSON object"))
         if any(choice.get("finish_reason") == ABORT for choice in choices_of(answer)):
             raise self._failed(ticket, UpstreamFailure.aborted(ticket.target))
-        self._dispatcher.router.answered(ticket.target.key)
+        self._dispatcher.router.answered(ticket)
         return answer
 
     def _failed(self, ticket: Ticket, failure: UpstreamFailure) -> UpstreamFailure:
@@ -306,7 +306,7 @@ class Exchange:
             except BrokenStream as error:
                 raise self._failed(ticket, UpstreamFailure.cut_off(ticket.target, str(error))) from None
             if piece:
-                self._dispatcher.router.answered(ticket.target.key)
+                self._dispatcher.router.answered(ticket)
                 if prefill is not None:
                     # The decode half has begun: the prefill server has done its part.
                     self._dispatcher.release(prefill)

@@ -196,9 +196,25 @@ def test_request_waits_before_it_goes_back_to_the_only_replica_which_failed_it_w
 def test_failure_is_remembered_by_the_request_after_the_replica_has_answered_others():
     router = router_with(endpoint("a"), endpoint("b"))
     router.failed(A, Failure.ERROR, now_s=0.0)
-    router.answered(A)
-    assert router.submit("chat", Stage.FRONT, now_s=0.0, again=True, failed={A}).target.replica == "b"
-    assert front(router).target.replica == "a"
+    other = front(router, now_s=1.0)
+    assert other.target.key == A
+    router.answered(other)
+    router.finish(other)
+    assert router.submit("chat", Stage.FRONT, now_s=1.0, again=True, failed={A}).target.replica == "b"
+    assert front(router, now_s=1.0).target.replica == "a"
+
+
+def test_an_answer_that_was_under_way_before_the_failure_does_not_make_the_replica_good_again():
+    """A server that refuses all new requests may well go on with the old ones."""
+    router = router_with(endpoint("a"), avoid_s=1.0)
+    old = front(router)
+    router.failed(A, Failure.ERROR, now_s=0.0)
+    router.answered(old)
+    again = router.submit("chat", Stage.FRONT, now_s=0.1, again=True, failed={A})
+    assert again.state is TicketState.HELD
+    new = front(router, now_s=0.2)
+    router.answered(new)
+    assert router.dispatch(now_s=0.3) == [again]
 
 
 def test_failed_decode_replica_leads_to_a_cluster_with_another_one():
@@ -242,7 +258,7 @@ def test_repeated_failures_are_avoided_longer_until_an_answer():
             router.dispatch(now_s=now_s)
         waits.append(now_s - start_s)
     assert waits == [1.0, 2.0, 4.0, 4.0]
-    router.answered(("local", "a"))
+    router.answered(ticket)
     router.failed(("local", "a"), Failure.UNREACHABLE, now_s=100.0)
     assert front(router, now_s=101.0).state is TicketState.ASSIGNED
 
