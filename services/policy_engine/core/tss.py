@@ -89,7 +89,7 @@ def share_of(
 ) -> tuple[Share, ShareState]:
     """One member's share in its newest window, and the state for the next.
 
-    `waiting_weight` is `waiting_weight_of`, or None for the profile's own. A window that was reckoned with already moves
+    `waiting_weight` is `waiting_weight_of`; None: the profile's own. A window that was reckoned with already moves
     `smoothed` no further.
     """
     held = front.held.number(0.0)
