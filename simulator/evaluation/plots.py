@@ -34,6 +34,8 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 _WIDTH_IN = 10.0
 _LEGEND_IN = 2.2
 _CDF_POINTS = 150
+_Z_SHOWN = 5.0
+"""An idle service has a Z without bound; what matters happens around 1."""
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
@@ -140,7 +142,7 @@ def _timelines(runs: Sequence[RunSummary]) -> Figure:
     grid = figure.subplots(len(runs), columns, squeeze=False, sharex=True, sharey="col")
     _margins(figure, (len(runs), columns), left=0.45, right=0.1, top=0.6, bottom=0.45, between=(0.45, 0.35))
     roles = sorted({(point.service, point.role) for run in runs for point in run.timeline})
-    titles = ("replicas (thin: asked for)", "waiting requests", "Z")
+    titles = ("replicas (thin: asked for)", "waiting requests", f"Z, up to {_Z_SHOWN:g} (dotted: 1)")
     for row, run in zip(grid, runs, strict=True):
         for index, role in enumerate(roles):
             points = [point for point in run.timeline if (point.service, point.role) == role]
@@ -154,6 +156,11 @@ def _timelines(runs: Sequence[RunSummary]) -> Figure:
     # Rows share their limits: these are set when all is drawn.
     for axes in grid[0][:2]:
         axes.set_ylim(bottom=0)
+    if with_z:
+        highest = max(point.z or 0.0 for run in runs for point in run.timeline)
+        grid[0][2].set_ylim(0, min(_Z_SHOWN, 1.05 * max(1.0, highest)))
+        for row in grid:
+            row[2].axhline(1.0, color=INK, linewidth=0.6, linestyle=":")
     grid[0][0].yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=min(4, len(labels)), handlelength=3.5)
