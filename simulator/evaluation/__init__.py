@@ -4,7 +4,8 @@
 For suites (`trimtab evaluate`): `suite` says what one is, `catalogue` names them, `evaluating` runs one, `summaries`,
 `spread` and `study` hold what came out, `documents`, `tables`, `plots` and `report` tell it, `tuning` finds thresholds.
 
-All but `runner`, `outputs` and the file of `tuning` is pure; a lost request never counts as one within its SLO, and never as a latency.
+All but `runner`, `outputs` and the file of `tuning` is pure. A lost request never counts as one within its SLO, and
+never as a latency.
 """
 
 from simulator.evaluation.comparison import DemoSummary, PassFigures, summary_table
