@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from policy_engine.core.load import Load, OutputMemory, load_of, remember_output
+from policy_engine.core.load import ArrivalMemory, Load, OutputMemory, load_of, remember_arrivals, remember_output
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
 from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
@@ -122,6 +122,18 @@ def test_the_memory_of_outputs_moves_once_a_window_and_forgets_in_a_minute():
     assert second.tokens == pytest.approx((400 * kept + 1000 * (1 - kept)) / (4 * kept + 2 * (1 - kept)))
     assert remember_output(second, view(decode_tps=missing(), request_rps=ok(1.0))) == second
     assert NEW.tokens is None
+
+
+def test_a_lull_between_two_bursts_is_no_end_of_them():
+    memory = remember_arrivals(ArrivalMemory(), Load(2.0, 0.0, 2), 100.0, 60.0)
+    assert memory.arriving == 2.0
+    assert remember_arrivals(memory, Load(9.0, 0.0, 2), 100.0, 60.0) == memory, "the same window"
+    memory = remember_arrivals(memory, Load(0.0, 0.0, 2), 160.0, 60.0)
+    assert memory.arriving == pytest.approx(2.0 / math.e)
+    assert Load(0.1, 0.5, 2, usual=memory.arriving).work == pytest.approx(2.0 / math.e + 0.5)
+    assert Load(3.0, 0.5, 2, usual=memory.arriving).work == pytest.approx(3.5)
+    assert remember_arrivals(memory, Load(3.0, 0.0, 2), 161.0, 0.0) == ArrivalMemory(), "nothing is remembered"
+    assert remember_arrivals(memory, None, 161.0, 60.0) == memory, "what cannot be told changes nothing"
 
 
 def test_a_load_is_divided_by_the_replicas_alone():

@@ -33,6 +33,7 @@ class LoadRule(Spec):
     margin: float = Field(0.1, ge=0, le=MAX_RATIO)
     backlog_horizon_s: Seconds = 10.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
+    memory_s: float = Field(0.0, ge=0, le=86_400)
 
 
 class PoolRules(Spec):

@@ -46,16 +46,20 @@ class OutputMemory:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work in replicas. `rho` is None without a routable replica, where any work is too much."""
+    """Work in replicas. `rho` is None without a routable replica, where any work is too much.
+
+    `usual` is what arrived on average of late: a lull between two bursts is no end of them.
+    """
 
     arriving: float
     backlog: float
     routable: int
+    usual: float = 0.0
 
     @property
     def work(self) -> float:
         """All of it."""
-        return self.arriving + self.backlog
+        return max(self.arriving, self.usual) + self.backlog
 
     @property
     def rho(self) -> float | None:
@@ -79,6 +83,24 @@ def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:
     return OutputMemory(
         kept * memory.decode_tps + (1 - kept) * tokens, kept * memory.request_rps + (1 - kept) * requests, end_s
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalMemory:
+    """The mean of arriving work, in replicas."""
+
+    arriving: float = 0.0
+    window_end_s: float | None = None
+
+
+def remember_arrivals(memory: ArrivalMemory, load: Load | None, end_s: float | None, memory_s: float) -> ArrivalMemory:
+    """The memory after this window, with weights that fall to 1/e in `memory_s`; 0 remembers nothing."""
+    if memory_s <= 0 or load is None or end_s is None or end_s == memory.window_end_s:
+        return memory if memory_s > 0 else ArrivalMemory()
+    if memory.window_end_s is None or end_s < memory.window_end_s:
+        return ArrivalMemory(load.arriving, end_s)
+    kept = math.exp(-(end_s - memory.window_end_s) / memory_s)
+    return ArrivalMemory(kept * memory.arriving + (1 - kept) * load.arriving, end_s)
 
 
 def load_of(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from policy_engine.core.arena import LOST, MemberState, ReplicaFacts
 from policy_engine.core.draft import Transition
 from policy_engine.core.guards import QueueMemory, check_guards, lost_ratio, remember_queue
-from policy_engine.core.load import OutputMemory, load_of, remember_output
+from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, remember_arrivals, remember_output
 from policy_engine.core.overlay import OverlayReplica, member_key
 from policy_engine.core.predict import Elasticity, await_effect, congestion, learn
 from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
@@ -37,6 +37,7 @@ class MemberMemory:
     output: OutputMemory = field(default_factory=OutputMemory)
     queue: QueueMemory = field(default_factory=QueueMemory)
     elasticity: Elasticity = field(default_factory=Elasticity)
+    arrivals: ArrivalMemory = field(default_factory=ArrivalMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ def _one(
     )
     queue = remember_queue(memory.queue, view, front, routable=routable)
     load = load_of(rules.load, profile, view, front, tpot_s=policy.spec.slo.tpot_s, routable=routable, memory=output)
+    arrivals = remember_arrivals(memory.arrivals, load, front.window_end_s, rules.load.memory_s)
+    load = None if load is None else replace(load, usual=arrivals.arriving)
     moved_at_s = now_s if moves else memory.moved_at_s
     elasticity = memory.elasticity
     seen_at_s = None if moved_at_s is None else moved_at_s + max(EFFECT_AFTER_S, rules.settle_s)
@@ -139,7 +142,7 @@ def _one(
         exponent=elasticity.exponent,
         lost_at_capacity=congestion(profile, policy.spec.slo),
     )
-    return member, MemberMemory(key, share_state, memory.received_at_s, moved_at_s, output, queue, elasticity)
+    return member, MemberMemory(key, share_state, memory.received_at_s, moved_at_s, output, queue, elasticity, arrivals)
 
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
