@@ -36,6 +36,8 @@ class Rig:
         self.doing: dict[str, Doing] = {}
         self.outcomes: list[Outcome] = []
         self.lost_requests = 0
+        # Services that every gateway sends a request to in every round.
+        self.traffic: tuple[str, ...] = ()
         self.revisions: list[int] = []
         # How many rounds old the newest look is.
         self.look_lag = 0
@@ -77,6 +79,8 @@ class Rig:
             gateway.forget_ended(self.servers, self.now_s)
             if self.memory is not None:
                 gateway.take_up(self.memory, self.servers)
+            for service in self.traffic:
+                self.send(service, (0.5, 1.5, 4.0)[int(self.now_s / STEP_S) % 3], gateway=gateway.name)
         if self.memory is not None:
             self._actuator_round(self.memory)
 
@@ -136,7 +140,7 @@ class Rig:
         if server is None or server.exited or self.now_s < server.ready_s:
             self.lost_requests += 1
             return False
-        if (server.asleep and not server.by_others) or server.moving is not None:
+        if (server.asleep or server.moving is not None) and not server.by_others:
             self.broken.append(f"request to {chosen.replica}, which sleeps or moves ({server.moving})")
         record = self.memory.replicas.get(chosen.replica) if self.memory is not None else None
         if record is not None and not record.routable and sender.revision >= record.hidden_revision > 0:

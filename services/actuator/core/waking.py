@@ -21,7 +21,17 @@ from actuator.core.model import (
     StepKind,
 )
 from actuator.core.sleeping import ask_sleep, await_sleep, fall_asleep, floor_of, restore, wait_for_return
-from actuator.core.steps import asked, fail, forget_request, outstanding, phase, retry, succeed
+from actuator.core.steps import (
+    asked,
+    drain_timeout_s,
+    drained,
+    fail,
+    forget_request,
+    outstanding,
+    phase,
+    retry,
+    succeed,
+)
 from actuator.core.world import Action
 from trimtab.words import HoldOwner, LifeCycle
 
@@ -99,6 +109,10 @@ def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
     rival = _rival(d, replica) if replica.life_cycle is LifeCycle.STARTING else ""
     if rival:
         return phase(step, f"waiting for its GPUs: {rival} is awake on them")
+    return _prove_running(d, operation, step, replica)
+
+
+def _prove_running(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     sight = d.sight(replica.name)
     if sight is None or not sight.healthy or not replica.address:
         return phase(step, "starting" if replica.life_cycle is LifeCycle.STARTING else "waiting for /health")
@@ -112,7 +126,12 @@ def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
         # Somebody else woke it, or we did and the end of it was lost: it would answer with no weights of its model.
         return _ask_wake(d, step, replica)
     if _must_sleep_once(d, operation, step, replica):
-        return ask_sleep(d, operation, step, replica)
+        # Gateways may still send to it what they were told before it started anew.
+        step, quiet = drained(d, step, replica)
+        if quiet:
+            return ask_sleep(d, operation, step, replica)
+        if operation.pool_revision > 0 or d.now_s - replica.since_s < drain_timeout_s(d, operation):
+            return step
     return _ask_canary(d, step, replica)
 
 
