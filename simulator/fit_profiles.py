@@ -24,17 +24,18 @@ from simulator.fitting.lifecycle import lifecycle_times
 from simulator.fitting.operators import Deployment, operator_times
 from simulator.fitting.overload import (
     Grade,
+    HostShare,
     first_gauge_s,
-    fit_host_s,
+    fit_host_share,
     grade,
-    kv_capacity_tokens,
+    kv_blocks,
     read_gauges,
     replay,
     series_error,
 )
 from simulator.fitting.tables import TableError, read_bench
 from simulator.fitting.targets import TARGETS, Target
-from simulator.fitting.timing import TimingFit, cross_check, fit_from_operators, fit_from_servingsim
+from simulator.fitting.timing import TimingFit, cross_check, fit_from_servingsim
 from simulator.profiles import parse_profile
 
 _MEMORY_SHARE = 0.85
@@ -42,16 +43,18 @@ _MEMORY_SHARE = 0.85
 _PRO_LIMITS = EngineLimits(
     max_num_batched_tokens=2048, max_num_seqs=128, block_size=16, num_gpu_blocks=33_000, max_model_len=32_768
 )
-_OPTIONAL = ("experts_s", "expert_share", "prefill_s")
+_OPTIONAL = ("experts_s", "expert_share", "prefill_s", "mixed_kv_token_s")
+_POWER_LIMITED = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200")
+"""Systems whose products run below the rate of the tables for long; nothing is known of the others."""
 _TRE = "TRE paper (A100-40GB, 7B to 14B models)"
 _BLOG = "vLLM blog of 2025-10-26 (vLLM 0.11, A100)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostFit:
-    """The host's share of an iteration and how well the engine model then reproduces both recorded runs."""
+    """The host's share of iterations and how well the engine model then reproduces both recorded runs."""
 
-    host_s: float
+    share: HostShare
     fitted: Grade
     graded: Grade
     running_error: float
@@ -65,22 +68,22 @@ def fit_host(perf: Path) -> HostFit:
     """Fit on the RTX PRO 6000's run, grade on the RTX 4090's."""
     fitted_on = read_bench(perf, "RTXPRO6000_Llama-3.1-8B")
     timing = fit_from_servingsim(perf, "RTXPRO6000_Llama-3.1-8B_tp1", LLAMA_3_8B).model
-    host_s = fit_host_s(fitted_on, _PRO_LIMITS, timing)
-    fitted = grade(fitted_on, replay(fitted_on, _PRO_LIMITS, dataclasses.replace(timing, host_s=host_s)).finished)
+    share = fit_host_share(fitted_on, _PRO_LIMITS, timing)
+    fitted = grade(fitted_on, replay(fitted_on, _PRO_LIMITS, share.on(timing)).finished)
     graded_on = read_bench(perf, "RTX4090_Llama-3.1-8B")
     gauges = read_gauges(perf, "RTX4090_Llama-3.1-8B")
     first_s = first_gauge_s(graded_on, gauges.running + gauges.waiting)
-    kv_tokens = kv_capacity_tokens(graded_on, gauges, first_s)
-    limits = dataclasses.replace(_PRO_LIMITS, max_num_seqs=256, num_gpu_blocks=kv_tokens // 16)
+    blocks = kv_blocks(gauges.kv_usage)
+    limits = dataclasses.replace(_PRO_LIMITS, max_num_seqs=256, num_gpu_blocks=blocks)
     other = fit_from_servingsim(perf, "RTX4090_Llama-3.1-8B_tp1", LLAMA_3_8B).model
-    run = replay(graded_on, limits, dataclasses.replace(other, host_s=host_s), first_s)
+    run = replay(graded_on, limits, share.on(other), first_s)
     return HostFit(
-        host_s,
+        share,
         fitted,
         grade(graded_on, run.finished),
         running_error=series_error(run.running, gauges.running),
         waiting_error=series_error(run.waiting, gauges.waiting),
-        kv_tokens=kv_tokens,
+        kv_tokens=limits.kv_capacity_tokens,
     )
 
 
@@ -88,33 +91,31 @@ def _corrected(perf: Path, target: Target) -> tuple[TimingFit, str]:
     """Operator tables, corrected by what the end-to-end rows of one system showed."""
     moe_dtype = "bfloat16" if target.architecture.experts else ""
     deployment = Deployment(target.system, target.architecture, target.tensor_parallel, moe_dtype=moe_dtype)
-    times = operator_times(perf, deployment)
+    correction = packaged_corrections()[target.corrected_on]
+    if target.system not in _POWER_LIMITED:
+        correction = dataclasses.replace(correction, peak_share=1.0)
+    times = operator_times(perf, deployment, correction.peak_share)
+    errors = dict(times.errors)
+    if target.vidur_model:
+        errors["products of a layer, against vidur"] = cross_check(
+            perf, target.system, target.architecture, target.tensor_parallel, target.vidur_model
+        )
     text = "aiconfigurator's operator tables; bytes moved for element-wise operators"
     if target.estimate is not None:
         times = target.estimate.scale(times)
         text = f"ESTIMATE by specification, nothing measured: {target.estimate.text}, from {text}"
     text += f"; corrected by aiconfigurator's end-to-end rows of {target.corrected_on}"
-    return TimingFit(times.model(packaged_corrections()[target.corrected_on]), dict(times.errors)), text
+    return TimingFit(times.model(correction), errors), text
 
 
 def _timing(perf: Path, target: Target, host: HostFit) -> tuple[TimingFit, str]:
     if target.corrected_on:
         return _corrected(perf, target)
-    if target.system.startswith("RTX"):
-        fit = fit_from_servingsim(perf, target.system, target.architecture)
-        compared = host.fitted if target.system.startswith("RTXPRO") else host.graded
-        errors = {f"recorded run, {name}": value for name, value in dataclasses.asdict(compared).items()}
-        text = "LLMServingSim's profile of vLLM 0.19"
-    else:
-        fit = fit_from_operators(perf, target.system, target.architecture, target.tensor_parallel)
-        errors = {}
-        if target.vidur_model:
-            errors["products of a layer, against vidur"] = cross_check(
-                perf, target.system, target.architecture, target.tensor_parallel, target.vidur_model
-            )
-        text = "aiconfigurator's GEMM, attention and all-reduce tables, vidur's element-wise operators"
-    text += "; host_s fitted to a recorded run of vLLM 0.19 on an RTX PRO 6000"
-    return TimingFit(dataclasses.replace(fit.model, host_s=host.host_s), {**fit.errors, **errors}), text
+    fit = fit_from_servingsim(perf, target.system, target.architecture)
+    compared = host.fitted if target.system.startswith("RTXPRO") else host.graded
+    errors = {f"recorded run, {name}": value for name, value in dataclasses.asdict(compared).items()}
+    text = "LLMServingSim's profile of vLLM 0.19; host_s and prefill_s fitted to a recorded run on an RTX PRO 6000"
+    return TimingFit(host.share.on(fit.model), {**fit.errors, **errors}), text
 
 
 def profile_document(perf: Path, lifecycle: Path, target: Target, host: HostFit, today: str) -> dict[str, object]:

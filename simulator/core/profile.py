@@ -41,6 +41,7 @@ class TimingProfile(_Frozen):
     experts_s: pydantic.NonNegativeFloat = 0.0
     expert_share: float = pydantic.Field(default=0.0, ge=0, le=1)
     prefill_s: pydantic.NonNegativeFloat = 0.0
+    mixed_kv_token_s: pydantic.NonNegativeFloat = 0.0
     source: Source
 
 
@@ -140,6 +141,7 @@ class Profile(_Frozen):
             experts_s=timing.experts_s,
             expert_share=timing.expert_share,
             prefill_s=timing.prefill_s,
+            mixed_kv_token_s=timing.mixed_kv_token_s,
         )
 
     def kv_link(self) -> KvLink:

@@ -3,13 +3,14 @@
 The model is a roofline on the linear layers plus the work that depends on context:
 
     t = host + [prefill, if any prefill tokens] + max(weights, linear + per_token · (prefill tokens + decode sequences))
-             + experts · active + per_seq · decode sequences + kv · KV tokens read
+             + experts · active + per_seq · decode sequences + kv · KV tokens read [+ mixed, if any prefill tokens]
              + attention · Σ chunk · (context + chunk / 2)
 
 `weights` is the floor that streaming the weights costs, whatever the batch; below it, more tokens are free. Reading
 the KV cache and prefill attention come on top, since they use the same memory and cores after the linear layers.
 With experts, the weights that are streamed grow with the tokens: `active` = 1 - (1 - share)^tokens is the part of a
-layer's experts that some token chose. For a fixed batch the time is
+layer's experts that some token chose. With prefill in the batch one attention kernel serves both, and reads the KV of
+the decoding sequences less efficiently: `mixed` is what a KV token then costs more. For a fixed batch the time is
 linear in KV tokens, so that runs of decode iterations have a closed form. Limits: no overlap of host work with the GPU
 beyond what `host` was fitted to.
 """
@@ -53,6 +54,8 @@ class IterationModel:
     """Chance that a token chooses a given expert; at most 1."""
     prefill_s: float = 0.0
     """Extra of every iteration with prefill tokens: it does not run as one CUDA graph."""
+    mixed_kv_token_s: float = 0.0
+    """Extra of a KV token that a decoding sequence reads in an iteration with prefill tokens."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -73,7 +76,7 @@ class IterationModel:
         if self.experts_s:
             linear_s += self.experts_s * (1 - (1 - self.expert_share) ** tokens)
         if work.prefill_tokens:
-            linear_s += self.prefill_s
+            linear_s += self.prefill_s + self.mixed_kv_token_s * work.kv_tokens
         return (
             self.host_s
             + linear_s

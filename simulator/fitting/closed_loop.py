@@ -15,7 +15,9 @@ from simulator.core.timing import IterationModel
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """What the clients send. Lengths are uniform from `least_share` of the given ones up to them."""
+    """What the clients send. Lengths are uniform from `least_share` of the given ones up to them, those of prompts from
+    `least_prompt_share` where that is given.
+    """
 
     concurrency: int
     prompt_tokens: int
@@ -23,6 +25,7 @@ class Load:
     rounds: int
     """Requests of each client, on average."""
     least_share: float = 1.0
+    least_prompt_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +68,10 @@ def run_closed_loop(limits: EngineLimits, timing: IterationModel, load: Load, re
 
 
 def _request(index: int, load: Load, generator: random.Random) -> EngineRequest:
-    def length(most: int) -> int:
-        return max(1, generator.randint(round(most * load.least_share), most))
+    def length(most: int, share: float) -> int:
+        return max(1, generator.randint(round(most * share), most))
 
-    return EngineRequest(str(index), length(load.prompt_tokens), length(load.output_tokens))
+    prompt_share = load.least_share if load.least_prompt_share is None else load.least_prompt_share
+    return EngineRequest(
+        str(index), length(load.prompt_tokens, prompt_share), length(load.output_tokens, load.least_share)
+    )

@@ -11,9 +11,10 @@ from simulator.fitting.tables import Array, Points
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Roofline:
-    """seconds = max(floor, offset + slope · tokens)."""
+    """seconds = max(floor + floor slope · tokens, offset + slope · tokens)."""
 
     floor_s: float
+    floor_slope_s: float
     offset_s: float
     slope_s: float
     error: float
@@ -21,7 +22,8 @@ class Roofline:
 
     def seconds(self, tokens: Array) -> Array:
         """The roofline at these tokens."""
-        result: Array = np.maximum(self.floor_s, self.offset_s + self.slope_s * tokens)
+        floor = self.floor_s + self.floor_slope_s * tokens
+        result: Array = np.maximum(floor, self.offset_s + self.slope_s * tokens)
         return result
 
 
@@ -65,9 +67,9 @@ def fit_roofline(points: Points) -> Roofline:
     """The roofline of least mean relative error; the knee is searched among the points."""
     best: Roofline | None = None
     for knee in range(1, len(points.work) - 1):
-        floor = float(np.median(points.seconds[:knee]))
+        floor, floor_slope = fit_line(Points(points.work[:knee], points.seconds[:knee]))
         offset, slope = fit_line(Points(points.work[knee:], points.seconds[knee:]))
-        candidate = Roofline(floor, offset, slope, 0.0)
+        candidate = Roofline(floor, floor_slope, offset, slope, 0.0)
         error = relative_error(candidate.seconds(points.work), points)
         if best is None or error < best.error:
             best = dataclasses.replace(candidate, error=error)

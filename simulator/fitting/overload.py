@@ -1,7 +1,7 @@
 """Replays recorded overload runs of a real vLLM server: fits the host's share of an iteration, grades the rest.
 
-The run on the RTX PRO 6000 waits for batch slots, the one on the RTX 4090 for KV blocks; the host's share of an
-iteration is fitted on the first, and the second grades the model with it. As in the real server, whose prefix cache is
+The run on the RTX PRO 6000 waits for batch slots, the one on the RTX 4090 for KV blocks; the host's share of
+iterations is fitted on the first, and the second grades the model with it. As in the real server, whose prefix cache is
 on, a preempted request finds again what is left of its prompt's blocks.
 """
 
@@ -20,6 +20,12 @@ from simulator.core.timing import IterationModel
 from simulator.fitting.tables import Array, BenchRequest, rows
 
 _MAX_BLOCKS = 1 << 20
+_MAX_READABLE_BLOCKS = 5000
+"""From twice as many on, four decimals tell nothing."""
+_HALF_DECIMAL = 0.5001e-4
+_FIRST_STEP_S, _LAST_STEP_S = 2e-3, 25e-6
+_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, -2), (-1, 2), (1, -4), (-1, 4))
+"""A little more of every iteration makes up for much less of those with prefill, of which there are fewer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,8 +118,6 @@ class Gauges:
     waiting: Array
     kv_usage: Array
     """Part of its KV cache in use, 0 to 1."""
-    generated_tokens: Array
-    """In the second before."""
 
 
 def read_gauges(perf: Path, name: str) -> Gauges:
@@ -123,41 +127,20 @@ def read_gauges(perf: Path, name: str) -> Gauges:
     def column(key: str) -> Array:
         return np.array([float(row[key]) for row in table])
 
-    return Gauges(column("running"), column("waiting"), column("kv_cache_pct") / 100, column("gen_throughput"))
+    return Gauges(column("running"), column("waiting"), column("kv_cache_pct") / 100)
 
 
-def kv_capacity_tokens(requests: Sequence[BenchRequest], gauges: Gauges, first_s: float, block_size: int = 16) -> int:
-    """Tokens of KV cache that the recorded server had, in whole blocks; nothing simulated is looked at.
+def kv_blocks(usage: Array) -> int:
+    """Blocks of KV cache that the recorded server could hand out, read off the usage it showed; 0 to 1, shape (any,).
 
-    Read off the last seconds, when nobody waits and nobody is preempted: tokens held over the usage shown. What a
-    request still lacks then is the pace of the following seconds times the time to its end.
+    Usage is whole blocks over all of them, written with four decimals. Some 180 such figures fit one number of blocks
+    and its multiples only. Nothing simulated and no time is looked at. Raises ValueError when no number fits.
     """
-    at_s: Array = first_s + np.arange(len(gauges.running), dtype=np.float64)
-    found = []
-    for tick in range(int(np.flatnonzero(gauges.waiting)[-1]) + 1, len(at_s)):
-        if not gauges.running[tick] or not gauges.kv_usage[tick]:
-            continue
-        held = 0.0
-        for request in requests:
-            if request.arrival_s <= at_s[tick] < request.ended_s:
-                missing = _tokens_until(request.ended_s, gauges, at_s, tick)
-                held += -(-(request.prompt_tokens + request.output_tokens - missing) // block_size) * block_size
-        found.append(held / float(gauges.kv_usage[tick]))
-    if not found:
-        raise ValueError("the recorded run never ends with requests that run while none waits")
-    return int(np.median(found)) // block_size * block_size
-
-
-def _tokens_until(end_s: float, gauges: Gauges, at_s: Array, tick: int) -> float:
-    """Tokens that one running request gets from a tick on."""
-    tokens = 0.0
-    for later in range(tick + 1, len(at_s)):
-        seconds = min(1.0, end_s - float(at_s[later - 1]))
-        if seconds <= 0:
-            break
-        batch = float(gauges.running[later] + gauges.running[later - 1]) / 2
-        tokens += seconds * float(gauges.generated_tokens[later]) / max(1.0, batch)
-    return tokens
+    shown = usage[(usage > 0) & (usage < 1)]
+    for blocks in range(1, _MAX_READABLE_BLOCKS):
+        if len(shown) and (np.abs(np.round(shown * blocks) / blocks - shown) <= _HALF_DECIMAL).all():
+            return blocks
+    raise ValueError(f"no number of KV blocks below {_MAX_READABLE_BLOCKS} shows these {len(shown)} usages")
 
 
 def first_gauge_s(requests: Sequence[BenchRequest], in_system: Array) -> float:
@@ -185,14 +168,52 @@ def series_error(simulated: Array, recorded: Array) -> float:
     return float(np.abs(padded[0] - padded[1]).mean() / padded[1].mean())
 
 
-def fit_host_s(requests: Sequence[BenchRequest], limits: EngineLimits, timing: IterationModel) -> float:
-    """The host's share of an iteration that makes the median time per output token that of the recording."""
-    low_s, high_s = 0.0, 0.03
-    for _ in range(9):
-        middle_s = (low_s + high_s) / 2
-        model = dataclasses.replace(timing, host_s=middle_s)
-        if grade(requests, replay(requests, limits, model).finished).tpot_p50 > 0:
-            high_s = middle_s
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostShare:
+    """What the host adds to iterations; seconds."""
+
+    host_s: float = 0.0
+    """To every iteration."""
+    prefill_s: float = 0.0
+    """To every iteration with prefill, which does not run as one CUDA graph."""
+
+    def on(self, timing: IterationModel) -> IterationModel:
+        """The GPU's times with the host's share."""
+        return dataclasses.replace(timing, host_s=self.host_s, prefill_s=self.prefill_s)
+
+
+def fit_host_share(requests: Sequence[BenchRequest], limits: EngineLimits, timing: IterationModel) -> HostShare:
+    """The share for which the simulated latencies lie nearest to the recorded ones.
+
+    Least mean square of the logarithms of simulated over recorded TTFT, TPOT and end-to-end latency of all requests, by
+    a search that halves its steps: the sum is not smooth, since batches come out otherwise at other times.
+    """
+
+    def cost(share: HostShare) -> float:
+        return float(np.mean(_log_errors(requests, replay(requests, limits, share.on(timing)).finished) ** 2))
+
+    best, step_s = HostShare(), _FIRST_STEP_S
+    least = cost(best)
+    while step_s >= _LAST_STEP_S:
+        trials = (
+            HostShare(max(0.0, best.host_s + host * step_s), max(0.0, best.prefill_s + prefill * step_s))
+            for host, prefill in _DIRECTIONS
+        )
+        costs = {trial: cost(trial) for trial in trials}
+        nearest = min(costs, key=costs.__getitem__)
+        if costs[nearest] < least:
+            best, least = nearest, costs[nearest]
         else:
-            low_s = middle_s
-    return (low_s + high_s) / 2
+            step_s /= 2
+    return best
+
+
+def _log_errors(requests: Sequence[BenchRequest], simulated: Sequence[FinishedRequest]) -> Array:
+    """Logarithms of simulated over recorded TTFT, TPOT and end-to-end latency; shape (3 · requests,)."""
+    ratios = []
+    for recorded, done in zip(requests, simulated, strict=True):
+        first_s, last_s = done.first_token_s or 0.0, done.last_token_s or 0.0
+        ratios.append((first_s - done.arrival_s) / recorded.time_to_first_token_s)
+        ratios.append((last_s - first_s) / max(1, done.generated_tokens - 1) / recorded.time_per_output_token_s)
+        ratios.append((done.finished_s - done.arrival_s) / (recorded.ended_s - recorded.arrival_s))
+    return np.log(ratios)

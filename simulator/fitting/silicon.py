@@ -1,8 +1,12 @@
 """End-to-end measurements of whole replicas (aiconfigurator's silicon samples): reading them and predicting them.
 
-What a row leaves unsaid is assumed here, for all rows alike, as the public benchmark that most rows come from does it:
-ten requests for each client, all clients start at once, lengths are drawn uniformly from 80 to 100 % of the stated
-ones, and the figures are means. Rows without a precision are bfloat16. KV is bfloat16 on Hopper and fp8 on Blackwell.
+What a row leaves unsaid is taken from how it came about, never from what it measured. Rows with a date are the public
+benchmark InferenceX's (SemiAnalysis): its client sends ten requests for each connection, all connections start at
+once, lengths are drawn uniformly from 80 to 100 % of the stated ones, and figures are means; its scripts start the
+servers with 8,192 tokens a batch, without prefix cache, with KV in fp8 except for gpt-oss on the H100, and run the
+experts of gpt-oss by Marlin on the H100 and with activations in MXFP8 on the B200. Rows without a date and precision
+(Qwen3-32B) are aiconfigurator's own, in bfloat16; its benchmark sends prompts of exactly the stated length. All else is
+assumed to be the same.
 """
 
 from __future__ import annotations
@@ -39,6 +43,12 @@ class SiliconRow:
     output_tokens: int
     measured: Latencies
     date: str
+    exact_prompts: bool = False
+    """Whether all prompts have the stated length."""
+    misrecorded: bool = False
+    """Whether `concurrency` is not that of the run: for some days of December 2025 the script for gpt-oss on the H100
+    let 512 connections loose on a server with 4 to 64 slots, and wrote down 512. Which server it was nobody wrote down.
+    """
 
     @property
     def saturated(self) -> bool:
@@ -61,17 +71,19 @@ def read_silicon(perf: Path, system: str) -> list[SiliconRow]:
                 output_tokens=int(row["osl"]),
                 measured=Latencies(float(row["silicon_ttft_ms"]) / 1e3, float(row["silicon_tpot_ms"]) / 1e3),
                 date=row["measured"],
+                exact_prompts=not row["measured"],
+                misrecorded=(architecture is GPT_OSS_120B and system == H100 and row["concurrency"] == "512"),
             )
         )
     return found
 
 
 def _deployment(architecture: Architecture, system: str, tensor_parallel: int, precision: str) -> Deployment:
-    kv_dtype = "fp8" if system == B200 else "bfloat16"
     if architecture.experts:
-        return Deployment(system, architecture, tensor_parallel, "bfloat16", "w4a16_mxfp4", kv_dtype)
+        kernel, kv_dtype = ("marlin", "bfloat16") if system == H100 else ("mxfp8", "fp8")
+        return Deployment(system, architecture, tensor_parallel, "bfloat16", "w4a16_mxfp4", kv_dtype, kernel)
     dtype = {"": "bfloat16", "fp8": "fp8", "fp4": "nvfp4"}[precision]
-    return Deployment(system, architecture, tensor_parallel, dtype, "", kv_dtype)
+    return Deployment(system, architecture, tensor_parallel, dtype, "", "fp8" if precision else "bfloat16")
 
 
 def engine_limits(row: SiliconRow) -> EngineLimits:
@@ -93,8 +105,15 @@ def engine_limits(row: SiliconRow) -> EngineLimits:
 
 def predict(perf: Path, row: SiliconRow, correction: Correction) -> Latencies:
     """The simulated replica's latencies under the row's load."""
-    timing = operator_times(perf, row.deployment).model(correction)
-    load = Load(row.concurrency, row.prompt_tokens, row.output_tokens, ROUNDS, _LEAST_SHARE)
+    timing = operator_times(perf, row.deployment, correction.peak_share).model(correction)
+    load = Load(
+        row.concurrency,
+        row.prompt_tokens,
+        row.output_tokens,
+        ROUNDS,
+        _LEAST_SHARE,
+        least_prompt_share=1.0 if row.exact_prompts else _LEAST_SHARE,
+    )
     return run_closed_loop(engine_limits(row), timing, load, correction.request_s)
 
 

@@ -1,7 +1,7 @@
-"""Measured tables, read into arrays: GEMM, attention, all-reduce and element-wise times, all in seconds.
+"""Measured tables, read into arrays: GEMM, attention, all-reduce and whole-layer times, all in seconds.
 
-Sources: NVIDIA aiconfigurator (GEMM, attention, all-reduce), Microsoft Vidur (element-wise operators, and whole layers
-as a cross-check), LLMServingSim (everything for the two RTX cards, and two runs of a real server).
+Sources: NVIDIA aiconfigurator (GEMM, attention, all-reduce), Microsoft Vidur (products of a layer, as a cross-check),
+LLMServingSim (everything for the two RTX cards, and two runs of a real server).
 """
 
 from __future__ import annotations
@@ -152,27 +152,25 @@ def read_all_reduce(perf: Path, system: str, gpus: int) -> Points:
     )
 
 
-_VIDUR_ELEMENTWISE = (
-    "input_layernorm_ms",
-    "attn_rope_ms",
-    "post_attention_layernorm_ms",
-    "mlp_act_ms",
-    "add_ms",
-)
 _VIDUR_GEMMS = ("attn_pre_proj_ms", "attn_post_proj_ms", "mlp_up_proj_ms", "mlp_down_proj_ms")
 
 
-def read_vidur(perf: Path, device: str, model: str, tensor_parallel: int) -> tuple[Points, Points]:
-    """One layer's matrix products and its element-wise operators against tokens."""
-    gemms, elementwise = [], []
-    for row in rows(perf / "vidur" / "mlp_median_ms.csv.gz"):
-        if (row["device"], row["model"], int(row["tp"])) == (device, model, tensor_parallel):
-            tokens = int(row["num_tokens"])
-            gemms.append((tokens, sum(float(row[name]) for name in _VIDUR_GEMMS) / 1e3))
-            elementwise.append((tokens, sum(float(row[name]) for name in _VIDUR_ELEMENTWISE) / 1e3))
+def read_vidur(perf: Path, device: str, model: str, tensor_parallel: int) -> Points:
+    """One layer's matrix products against tokens."""
+    gemms = [
+        (int(row["num_tokens"]), sum(float(row[name]) for name in _VIDUR_GEMMS) / 1e3)
+        for row in rows(perf / "vidur" / "mlp_median_ms.csv.gz")
+        if (row["device"], row["model"], int(row["tp"])) == (device, model, tensor_parallel)
+    ]
     if not gemms:
         raise TableError(f"mlp_median_ms.csv.gz has no rows of {device}, {model}, tp {tensor_parallel}")
-    return _points(gemms), _points(elementwise)
+    return _points(gemms)
+
+
+_LEAST_CHUNK = 256
+"""Tokens of the shortest prefill chunk that counts as one; shorter ones are bound by their launches."""
+_SHARED_CONTEXTS = (1024, 2048)
+"""Tokens of context of the decoding sequences beside a chunk: what requests hold in conversations."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,6 +185,8 @@ class ServingSimTables:
     """All layers against KV tokens read."""
     prefill_attention: Points
     """All layers against query-key pairs."""
+    mixed_attention: Points
+    """What decoding sequences add to a prefill chunk in one kernel, all layers, against KV tokens read."""
 
 
 def read_servingsim(perf: Path, name: str, layers: int) -> ServingSimTables:
@@ -200,15 +200,30 @@ def read_servingsim(perf: Path, name: str, layers: int) -> ServingSimTables:
     sequence: dict[int, float] = defaultdict(float)
     for row in rows(folder / f"{name}_per_sequence.csv.gz"):
         sequence[int(row["sequences"])] += float(row["time_us"]) / 1e6
-    decode, prefill = [], []
+    decode, mixed = [], []
+    alone: dict[tuple[int, int], float] = {}
     for row in rows(folder / f"{name}_attention.csv.gz"):
         chunk, context = int(row["prefill_chunk"]), int(row["kv_prefill"])
+        kv_tokens = int(row["n_decode"]) * int(row["kv_decode"])
         seconds = layers * float(row["time_us"]) / 1e6
         if chunk == 0:
-            decode.append((int(row["n_decode"]) * int(row["kv_decode"]), seconds))
-        elif int(row["n_decode"]) == 0 and chunk >= 256:
-            prefill.append((chunk * (context + chunk / 2), seconds))
-    return ServingSimTables(_points(linear.items()), _points(sequence.items()), _points(decode), _points(prefill))
+            decode.append((kv_tokens, seconds))
+        elif chunk >= _LEAST_CHUNK:
+            if not kv_tokens:
+                alone[chunk, context] = seconds
+            elif _SHARED_CONTEXTS[0] <= int(row["kv_decode"]) <= _SHARED_CONTEXTS[1]:
+                mixed.append((kv_tokens, chunk, context, seconds))
+    return ServingSimTables(
+        linear=_points(linear.items()),
+        per_sequence=_points(sequence.items()),
+        decode_attention=_points(decode),
+        prefill_attention=_points((chunk * (context + chunk / 2), s) for (chunk, context), s in alone.items()),
+        mixed_attention=_points(
+            (kv_tokens, s - alone[chunk, context])
+            for kv_tokens, chunk, context, s in mixed
+            if s > alone.get((chunk, context), s)
+        ),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

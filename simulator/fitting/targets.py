@@ -36,6 +36,7 @@ class Estimate:
             kv_token_s=times.kv_token_s * self.memory_ratio,
             linear_s=times.linear_s * self.compute_ratio,
             token_s=times.token_s * self.compute_ratio,
+            expert_token_s=times.expert_token_s * self.compute_ratio,
             attention_pair_s=times.attention_pair_s * self.compute_ratio,
         )
 
@@ -58,9 +59,10 @@ class Target:
     sleeper_gib: float
     link_bytes_per_s: float
     link: str
-    vidur_model: str = ""
     corrected_on: str = ""
     """System whose end-to-end rows gave the correction; empty: host share of a recorded run alone."""
+    vidur_model: str = ""
+    """Vidur's name of the model, whose products a layer are compared; empty: it has none."""
     estimate: Estimate | None = None
     kv_cache_of_run: bool = False
     """Whether the KV cache is that of the recorded run, not what memory would hold."""
@@ -70,14 +72,16 @@ _CX6 = "25 GB/s a GPU between nodes (200 Gb/s, aiconfigurator's A100 system)"
 _CX7 = "50 GB/s a GPU between nodes (400 Gb/s, aiconfigurator's H100 system)"
 _PCIE = "25 GB/s, PCIe 4.0 x16 less its overhead"
 _LLAMA3_8B_VIDUR = "meta-llama/Meta-Llama-3-8B"
-_RECORDED = (
-    Target("a100-8b-tp1", "dsllama-8b", "A100", 40, 1, LLAMA_3_8B, "a100_sxm", 2048, 256, 2.0, 1.4, 25e9, _CX6,
+_H100, _B200 = "h100_sxm", "b200_sxm"
+_NAMED = (
+    Target("a100-8b-tp1", "dsllama-8b", "A100", 40, 1, LLAMA_3_8B, "a100_sxm", 2048, 256, 2.0, 1.4, 25e9, _CX6, _H100,
            _LLAMA3_8B_VIDUR),
-    Target("a100-7b-tp1", "dsqwen-7b", "A100", 40, 1, QWEN_2_5_7B, "a100_sxm", 2048, 256, 2.0, 1.0, 25e9, _CX6),
-    Target("a100-14b-tp2", "dsqwen-14b", "A100", 40, 2, QWEN_2_5_14B, "a100_sxm", 2048, 256, 2.0, 1.8, 50e9, _CX6),
-    Target("h100-8b-tp1", "llama-3.1-8b", "H100", 80, 1, LLAMA_3_8B, "h100_sxm", 8192, 256, 4.0, 1.4, 50e9, _CX7),
+    Target("a100-7b-tp1", "dsqwen-7b", "A100", 40, 1, QWEN_2_5_7B, "a100_sxm", 2048, 256, 2.0, 1.0, 25e9, _CX6, _H100),
+    Target("a100-14b-tp2", "dsqwen-14b", "A100", 40, 2, QWEN_2_5_14B, "a100_sxm", 2048, 256, 2.0, 1.8, 50e9, _CX6,
+           _H100),
+    Target("h100-8b-tp1", "llama-3.1-8b", "H100", 80, 1, LLAMA_3_8B, "h100_sxm", 8192, 256, 4.0, 1.4, 50e9, _CX7, _H100),
     Target("h100-70b-tp4", "llama-3.1-70b", "H100", 80, 4, LLAMA_3_70B, "h100_sxm", 8192, 256, 4.0, 1.8, 200e9, _CX7,
-           "meta-llama/Llama-2-70b-hf"),
+           _H100, "meta-llama/Llama-2-70b-hf"),
     Target("rtxpro6000-8b-tp1", "llama-3.1-8b", "RTXPRO6000", 96, 1, LLAMA_3_8B, "RTXPRO6000_Llama-3.1-8B_tp1", 2048,
            128, 4.0, 1.4, 25e9, _PCIE),
     Target("rtx4090-8b-tp1", "llama-3.1-8b", "RTX4090", 24, 1, LLAMA_3_8B, "RTX4090_Llama-3.1-8B_tp1", 2048, 256, 1.5,
@@ -102,7 +106,6 @@ class _Card:
     estimate: Estimate | None = None
 
 
-_H100, _B200 = "h100_sxm", "b200_sxm"
 _BY_CLASS = {
     "8b": ("llama-3.1-8b", LLAMA_3_8B, 1.4),
     "14b": ("qwen2.5-14b", QWEN_2_5_14B, 1.8),
@@ -152,4 +155,4 @@ def _tabled() -> Iterator[Target]:
             )
 
 
-TARGETS = (*_RECORDED, *_tabled())
+TARGETS = (*_NAMED, *_tabled())

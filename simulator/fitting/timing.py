@@ -1,9 +1,9 @@
-"""One replica's iteration coefficients from the tables of its GPU, part by part.
+"""Iteration coefficients of a card that LLMServingSim profiled, part by part, and how two tables of products agree.
 
-Linear layers: the model's four products a layer, plus element-wise operators and all-reduces. The output head runs
-once per sequence: its share that does not depend on the batch joins the constant part. Decode attention reads KV,
-prefill attention computes pairs. The host's share of an iteration is in no table; it is fitted to a recorded run of a
-real server (`simulator.fitting.overload`) and added by the caller.
+The output head runs once per sequence: its share that does not depend on the batch joins the constant part. Decode
+attention reads KV, prefill attention computes pairs, and where both share a kernel, KV is read more slowly. The host's
+share of iterations is in no table; it is fitted to a recorded run of a real server (`simulator.fitting.overload`) and
+added by the caller.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from simulator.fitting.tables import (
     Array,
     GemmTable,
     Points,
-    read_all_reduce,
-    read_decode_attention,
     read_gemm,
-    read_prefill_attention,
     read_servingsim,
     read_vidur,
 )
@@ -31,9 +28,6 @@ from simulator.fitting.tables import (
 _KV_BOUND_TOKENS = 30_000
 """Above this many KV tokens a layer, decode attention is bound by memory on every GPU of the tables."""
 _VIDUR_DEVICES = {"a100_sxm": "a100", "h100_sxm": "h100"}
-_VIDUR_HIDDEN = 4096
-_LAUNCH_S = 10e-6
-"""Element-wise kernels of one layer at one token inside a CUDA graph (LLMServingSim, vLLM 0.19)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,30 +38,11 @@ class TimingFit:
     errors: dict[str, float]
 
 
-def fit_from_operators(perf: Path, system: str, architecture: Architecture, tensor_parallel: int) -> TimingFit:
-    """Coefficients of a model on a GPU system of aiconfigurator's tables."""
-    gemm = read_gemm(perf, system)
-    layer = _layer_gemms(gemm, architecture, tensor_parallel) + _elementwise(perf, system, gemm, architecture)
-    if tensor_parallel > 1:
-        offset, slope = fit_line(read_all_reduce(perf, system, tensor_parallel))
-        layer = layer + 2 * (offset + slope * gemm.m * architecture.hidden)
-    head = Points(gemm.m, gemm.seconds(architecture.vocabulary / tensor_parallel, architecture.hidden))
-    few = head.work <= 256
-    kv_heads = max(1, architecture.kv_heads // tensor_parallel)
-    heads = architecture.heads // tensor_parallel
-    return _combine(
-        _scaled(Points(gemm.m, layer), architecture.layers),
-        Points(head.work[few], head.seconds[few]),
-        _scaled(read_decode_attention(perf, system, heads, kv_heads), architecture.layers),
-        _scaled(read_prefill_attention(perf, system, heads, kv_heads), architecture.layers),
-    )
-
-
 def cross_check(perf: Path, system: str, architecture: Architecture, tensor_parallel: int, model: str) -> float:
     """Mean relative difference of one layer's products, aiconfigurator's against Vidur's, from 1 to 4,096 tokens."""
     gemm = read_gemm(perf, system)
     layer = _layer_gemms(gemm, architecture, tensor_parallel)
-    gemms, _ = read_vidur(perf, _VIDUR_DEVICES[system], model, tensor_parallel)
+    gemms = read_vidur(perf, _VIDUR_DEVICES[system], model, tensor_parallel)
     inside = gemms.work <= 4096
     measured = Points(gemms.work[inside], gemms.seconds[inside])
     return relative_error(np.interp(measured.work, gemm.m, layer), measured)
@@ -78,7 +53,13 @@ def fit_from_servingsim(perf: Path, name: str, architecture: Architecture) -> Ti
     tables = read_servingsim(perf, name, architecture.layers)
     long = tables.prefill_attention.work >= 1024**2 / 2
     prefill = Points(tables.prefill_attention.work[long], tables.prefill_attention.seconds[long])
-    return _combine(thin(tables.linear), tables.per_sequence, tables.decode_attention, prefill)
+    fit = _combine(thin(tables.linear), tables.per_sequence, tables.decode_attention, prefill)
+    bound = tables.mixed_attention.work >= _KV_BOUND_TOKENS
+    mixed = Points(tables.mixed_attention.work[bound], tables.mixed_attention.seconds[bound])
+    # The median: what is left of a long chunk's time is at times almost nothing, and would rule a fit.
+    mixed_slope = float(np.median(mixed.seconds / mixed.work))
+    model = dataclasses.replace(fit.model, mixed_kv_token_s=max(0.0, mixed_slope - fit.model.kv_token_s))
+    return TimingFit(model, {**fit.errors, "mixed attention": relative_error(mixed_slope * mixed.work, mixed)})
 
 
 def _combine(linear: Points, head: Points, decode: Points, prefill: Points) -> TimingFit:
@@ -97,7 +78,7 @@ def _combine(linear: Points, head: Points, decode: Points, prefill: Points) -> T
         weights_s=roofline.floor_s + constant_s,
         linear_s=roofline.offset_s + constant_s,
         token_s=roofline.slope_s,
-        seq_s=seq_s,
+        seq_s=seq_s + roofline.floor_slope_s,
         kv_token_s=kv_slope,
         attention_pair_s=pair_slope,
     )
@@ -109,23 +90,8 @@ def _combine(linear: Points, head: Points, decode: Points, prefill: Points) -> T
     return TimingFit(model, errors)
 
 
-def _scaled(points: Points, factor: float) -> Points:
-    return Points(points.work, points.seconds * factor)
-
-
 def _layer_gemms(gemm: GemmTable, architecture: Architecture, tensor_parallel: int) -> Array:
     total: Array = np.zeros(len(gemm.m))
     for n, k in architecture.layer_gemms(tensor_parallel):
         total += gemm.seconds(n, k)
     return total
-
-
-def _elementwise(perf: Path, system: str, gemm: GemmTable, architecture: Architecture) -> Array:
-    """Element-wise operators of one layer over the table's m, scaled from Llama-2-7B by the hidden size.
-
-    Vidur measured them without CUDA graphs; its launch time is replaced by what they cost inside one.
-    """
-    _, points = read_vidur(perf, _VIDUR_DEVICES[system], "meta-llama/Llama-2-7b-hf", 1)
-    growth: Array = np.interp(gemm.m, points.work, points.seconds) - points.seconds[0]
-    seconds: Array = _LAUNCH_S + np.maximum(0.0, growth) * architecture.hidden / _VIDUR_HIDDEN
-    return seconds

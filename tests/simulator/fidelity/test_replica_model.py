@@ -1,5 +1,6 @@
 """The replica model behind the fidelity bench: experts, closed loops, scaling by specification, recorded gauges."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from simulator.fitting.closed_loop import Load, run_closed_loop
 from simulator.fitting.correcting import log_errors, packaged_corrections
 from simulator.fitting.curves import fit_non_negative
 from simulator.fitting.operators import Correction, OperatorTimes
-from simulator.fitting.overload import Gauges, first_gauge_s, kv_capacity_tokens, series_error
+from simulator.fitting.overload import first_gauge_s, kv_blocks, series_error
 from simulator.fitting.silicon import B200, H100, read_silicon
 from simulator.fitting.tables import BenchRequest
 from simulator.fitting.targets import Estimate
@@ -59,6 +60,19 @@ def test_one_client_waits_for_its_prefill_and_then_gets_a_token_an_iteration() -
     assert found.tpot_s == pytest.approx(decode_s, rel=1e-3)
 
 
+def test_prompts_can_be_of_one_length_while_outputs_vary() -> None:
+    alone = run_closed_loop(LIMITS, DENSE, Load(1, 1000, 101, rounds=4, least_share=0.5, least_prompt_share=1.0))
+    assert alone.ttft_s == pytest.approx(0.001 + 0.002 + 5e-5 * 1000 + 1e-9 * 1000**2 / 2)
+    assert run_closed_loop(LIMITS, DENSE, Load(1, 1000, 101, rounds=4, least_share=0.5)).ttft_s < alone.ttft_s
+
+
+def test_beside_a_prefill_chunk_a_kv_token_costs_more() -> None:
+    mixed = dataclasses.replace(DENSE, mixed_kv_token_s=2e-7)
+    alone, beside = BatchWork(0, 2, 1000, 0.0), BatchWork(100, 2, 1000, 0.0)
+    assert mixed.iteration_s(alone) == DENSE.iteration_s(alone)
+    assert mixed.iteration_s(beside) - DENSE.iteration_s(beside) == pytest.approx(2e-4)
+
+
 @given(clients=st.integers(1, 24), prompt=st.integers(1, 600), output=st.integers(2, 40))
 def test_no_token_comes_faster_than_an_empty_engine_gives_it(clients: int, prompt: int, output: int) -> None:
     found = run_closed_loop(LIMITS, DENSE, Load(clients, prompt, output, rounds=2, least_share=0.8))
@@ -74,10 +88,10 @@ def test_coefficients_that_would_be_negative_become_zero() -> None:
 
 
 def test_an_estimate_scales_memory_and_computing_apart() -> None:
-    times = OperatorTimes(10, 0.01, 0.0, 0.0, 0.002, 1e-5, 0.001, 1e-6, 1e-7, 1e-9, ())
+    times = OperatorTimes(10, 0.01, 0.0, 0.0, 0.002, 1e-5, 2e-6, 0.001, 1e-6, 1e-7, 1e-9, ())
     scaled = Estimate("twice the memory, a third of the FLOPS", 0.5, 3.0).scale(times)
     assert (scaled.weights_s, scaled.kv_token_s) == pytest.approx((0.005, 5e-8))
-    assert (scaled.token_s, scaled.attention_pair_s) == pytest.approx((3e-5, 3e-9))
+    assert (scaled.token_s, scaled.expert_token_s, scaled.attention_pair_s) == pytest.approx((3e-5, 6e-6, 3e-9))
     assert scaled.constant_s == times.constant_s
     assert times.model(Correction(host_s=0.002, layer_s=1e-4)).host_s == pytest.approx(0.002 + 0.001 + 10 * 1e-4)
 
@@ -101,17 +115,17 @@ def test_the_clock_of_recorded_gauges_is_found_from_arrivals_and_ends() -> None:
     assert 0.2 < first_gauge_s(requests, np.array(inside, float)) < 0.5
 
 
-def test_the_kv_capacity_is_read_off_the_end_of_a_run() -> None:
-    requests = recorded([0.0, 0.0], 1600, 101, 0.1)
-    at_s = np.arange(1, 12, dtype=float)
-    running = np.array([2.0 if t < requests[0].ended_s else 0.0 for t in at_s])
-    held = np.array(
-        [2 * 16 * np.ceil((1601 + 10 * (t - 0.1)) / 16) if n else 0 for t, n in zip(at_s, running, strict=True)]
-    )
-    waiting = np.zeros(11)
-    waiting[0] = 1.0
-    gauges = Gauges(running, waiting, held / 8000, np.where(running > 0, 20.0, 0.0))
-    assert kv_capacity_tokens(requests, gauges, first_s=1.0) == pytest.approx(8000, rel=0.02)
+@pytest.mark.parametrize("blocks", [97, 2587, 4801])
+def test_the_kv_blocks_of_a_server_are_read_off_the_usages_it_showed(blocks: int) -> None:
+    used = np.random.default_rng(blocks).integers(0, blocks + 1, 180)
+    assert kv_blocks(np.round(used / blocks, 4)) == blocks
+
+
+def test_usages_that_no_number_of_blocks_shows_are_refused() -> None:
+    with pytest.raises(ValueError, match="no number of KV blocks below 5000 shows these 500 usages"):
+        kv_blocks(np.round(np.random.default_rng(1).uniform(0.1, 0.9, 500), 4))
+    with pytest.raises(ValueError, match="these 0 usages"):
+        kv_blocks(np.array([0.0, 1.0]))
 
 
 def test_a_queue_that_is_over_too_early_counts_as_empty() -> None:
