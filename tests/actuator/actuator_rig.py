@@ -36,7 +36,7 @@ class Rig:
         self.doing: dict[str, Doing] = {}
         self.outcomes: list[Outcome] = []
         self.lost_requests = 0
-        # Services that every gateway sends a request to in every round.
+        # Services that the gateways send requests to all the time, in bursts and not at once.
         self.traffic: tuple[str, ...] = ()
         self.revisions: list[int] = []
         # How many rounds old the newest look is.
@@ -75,12 +75,13 @@ class Rig:
         self.fleet.step()
         self._looks.append(self.fleet.look())
         self._end_actions()
-        for gateway in self.gateways.values():
+        for offset, gateway in enumerate(self.gateways.values()):
             gateway.forget_ended(self.servers, self.now_s)
             if self.memory is not None:
                 gateway.take_up(self.memory, self.servers)
-            for service in self.traffic:
-                self.send(service, (0.5, 1.5, 4.0)[int(self.now_s / STEP_S) % 3], gateway=gateway.name)
+            place = (int(self.now_s / STEP_S) + 5 * offset) % 10
+            for service in self.traffic if place < 3 else ():
+                self.send(service, (0.5, 1.0, 1.5)[place], gateway=gateway.name)
         if self.memory is not None:
             self._actuator_round(self.memory)
 

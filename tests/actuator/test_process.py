@@ -185,6 +185,88 @@ async def test_a_gateway_that_has_not_acknowledged_holds_a_release_up(stack: Any
         beating.cancel()
 
 
+async def test_of_two_gateways_one_that_does_not_confirm_blocks_the_sleep_and_not_the_fleet(stack: Any) -> None:
+    stack.start_fleet()
+    stack.start_actuator("--acknowledge-timeout-s", "3")
+    await stack.bring_up()
+    good, stuck = _Gateway(stack, "gateway-good"), _Gateway(stack, "gateway-stuck")
+    tasks = [asyncio.create_task(gateway.run()) for gateway in (good, stuck)]
+    try:
+        await stack.until(lambda: _both_route(good, stuck), what="the gateways' first sets")
+        stuck.confirms = False
+        response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
+        operation_id = response.operation.operation_id
+
+        async def waits() -> bool:
+            return "waiting for gateway gateway-stuck" in (await stack.operation(operation_id)).steps[0].phase
+
+        await stack.until(waits, what="the wait for the gateway")
+        # Meanwhile the rest of the fleet moves: a group is placed, made, proved and shown.
+        placed = await place(stack, group("g", ("node-1", 0)))
+        operation = await stack.ended(operation_id)
+        assert operation.state == pb.OPERATION_STATE_ROLLED_BACK
+        assert "gateway gateway-stuck did not confirm for 3 s that it is hidden" in operation.detail
+        made = await stack.ended(placed.results[0].operation_id)
+        assert made.state == pb.OPERATION_STATE_SUCCEEDED
+        routable = {name for name, replica in (await stack.replicas()).items() if replica.routable}
+        assert routable == {"chat-0", "code-1", "g-node-1-0"}, "nobody is left hidden, nobody slept"
+        assert good.states()["g-node-1-0"] == pb.ENDPOINT_STATE_ROUTABLE
+        assert "chat-0" not in good.asleep_while_routed
+        stuck.confirms = True
+        response = await stack.apply(stack.pool_state(3, ["code-0", "code-1"], decision_id="d-1-2"))
+        assert (await stack.ended(response.operation.operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
+        # Dead, it is waited for as long as its lease.
+        tasks[1].cancel()
+        response = await stack.apply(stack.pool_state(4, ["chat-0", "code-1"], decision_id="d-1-3"))
+        assert (await stack.ended(response.operation.operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
+        assert not good.asleep_while_routed
+        assert not stuck.asleep_while_routed
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _Gateway:
+    """A gateway's two calls. While it does not confirm it renews its lease by the set that it had."""
+
+    def __init__(self, stack: Any, name: str) -> None:
+        self._stack, self._name = stack, name
+        self.confirms = True
+        self.newest = self.applied = pb.WatchEndpointsResponse()
+        self.asleep_while_routed: set[str] = set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            tasks.create_task(self._acknowledge())
+
+    async def _watch(self) -> None:
+        async for message in self._stack.stub.WatchEndpoints(pb.WatchEndpointsRequest(gateway=self._name)):
+            self.newest = message
+
+    async def _acknowledge(self) -> None:
+        while True:
+            self.applied = self.newest if self.confirms else self.applied
+            request = pb.AcknowledgeEndpointsRequest(gateway=self._name, revision=self.applied.revision)
+            await self._stack.stub.AcknowledgeEndpoints(request, timeout=3)
+            await self._look()
+            await asyncio.sleep(0.1)
+
+    async def _look(self) -> None:
+        """Who sleeps although this gateway routes to it."""
+        life_cycles = await self._stack.life_cycles()
+        routed = {name for name, state in self.states().items() if state == pb.ENDPOINT_STATE_ROUTABLE}
+        self.asleep_while_routed |= {name for name in routed if life_cycles.get(name) == "sleeping"}
+
+    def states(self) -> dict[str, int]:
+        """What it routes by."""
+        return {endpoint.replica: endpoint.state for service in self.applied.services for endpoint in service.endpoints}
+
+
+async def _both_route(*gateways: _Gateway) -> bool:
+    return all(gateway.states() for gateway in gateways)
+
+
 async def test_given_servers_that_answer_wrongly_or_not_at_all_are_named_and_the_rest_serves(
     stack: Any, serve: Callable[..., Any], free_port: int
 ) -> None:
