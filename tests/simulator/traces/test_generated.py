@@ -18,16 +18,19 @@ from simulator.traces.generators import Curve, Lengths
 from simulator.traces.lengths import Fixed
 from simulator.traces.mixing import compress_time, mix, moving_popularity, scale_lengths, zipf_weights
 from simulator.traces.probes import (
-    COLD_GPUS,
+    BURSTS,
+    CALM_GPUS,
     FOOTPRINT_GPUS,
-    HOT_GPUS,
+    HOT_EXTRA_GPUS,
     MODELS,
-    OUTPUT_TOKEN_S,
     PROBES,
-    PROMPT_TOKEN_S,
+    REAL_GPUS,
+    SPIKE_FRONT,
     SPIKE_GPUS,
+    STEADY_GPUS,
     probe,
     probe_of_recorded,
+    request_s,
 )
 from simulator.traces.seeding import generator
 from simulator.traces.streams import GammaGaps, Stream, requests_of
@@ -53,7 +56,7 @@ def gpus_of(requests, duration_s):
     """GPUs' worth of work a model, by the probes' own reckoning."""
     work = dict.fromkeys(MODELS, 0.0)
     for r in requests:
-        seconds = r.prompt_tokens * PROMPT_TOKEN_S + r.output_tokens * OUTPUT_TOKEN_S
+        seconds = request_s(r.service, r.prompt_tokens, r.output_tokens)
         work[r.service] += FOOTPRINT_GPUS[r.service] * seconds / duration_s
     return work
 
@@ -149,27 +152,48 @@ def test_alternating_keeps_the_total_and_rotates_the_hot_model():
         part = [r for r in requests if turn * 90 + 6 <= r.arrival_s < turn * 90 + 90]
         gpus = gpus_of(part, 84)
         hot = MODELS[turn % 3]
-        assert gpus[hot] == pytest.approx(HOT_GPUS, rel=0.15)
-        assert all(gpus[model] == pytest.approx(COLD_GPUS, rel=0.25) for model in MODELS if model != hot)
-        assert sum(gpus.values()) == pytest.approx(HOT_GPUS + 2 * COLD_GPUS, rel=0.08)
+        for model in MODELS:
+            due = STEADY_GPUS[model] + (HOT_EXTRA_GPUS if model == hot else 0.0)
+            assert gpus[model] == pytest.approx(due, rel=0.2), (turn, model)
+        assert sum(gpus.values()) == pytest.approx(sum(STEADY_GPUS.values()) + HOT_EXTRA_GPUS, rel=0.08)
 
 
-def test_spikes_come_together_and_ask_for_more_than_the_pool_has():
+def test_spikes_come_together_and_each_time_another_is_the_largest():
     requests = list(probe("simul-spike", seed=2))
-    for start_s in (62, 182, 302):
+    for turn, start_s in enumerate((62, 182, 302)):
         spike = gpus_of([r for r in requests if start_s <= r.arrival_s < start_s + 28], 28)
-        assert sum(spike.values()) == pytest.approx(sum(SPIKE_GPUS.values()), rel=0.1)
-        assert sum(spike.values()) > 8
+        for index, model in enumerate(MODELS):
+            due = SPIKE_GPUS[model] * (SPIKE_FRONT if index == turn else 1.0)
+            assert spike[model] == pytest.approx(due, rel=0.2), (turn, model)
+        assert sum(spike.values()) > 0.8 * 8
         calm = gpus_of([r for r in requests if start_s + 32 <= r.arrival_s < start_s + 116], 84)
-        assert sum(calm.values()) == pytest.approx(2.4, rel=0.15)
+        assert sum(calm.values()) == pytest.approx(sum(CALM_GPUS.values()), rel=0.15)
+
+
+def test_recorded_probes_have_a_model_in_front_that_changes_and_differs_by_seed():
+    leaders = {}
+    for seed in (2, 3):
+        requests = list(probe("real-conv", seed=seed))
+        counts = [
+            {
+                m: sum(r.service == m for r in requests if turn * 120 + 10 <= r.arrival_s < turn * 120 + 120)
+                for m in MODELS
+            }
+            for turn in range(6)
+        ]
+        leaders[seed] = [max(count, key=count.get) for count in counts]
+        assert all(before != after for before, after in itertools.pairwise(leaders[seed]))
+        assert all(max(count.values()) > 1.25 * sorted(count.values())[1] for count in counts)
+    assert leaders[2] != leaders[3]
 
 
 def test_prefill_and_decode_probes_shift_the_mix_of_work():
     requests = list(probe("decode", seed=2))
-    burst = [r for r in requests if r.service == "dsqwen-7b" and 200 < r.arrival_s < 520]
-    calm = [r for r in requests if r.service == "dsqwen-7b" and r.arrival_s < 170]
-    assert np.mean([r.output_tokens for r in burst]) > 2 * np.mean([r.output_tokens for r in calm])
-    assert np.mean([r.prompt_tokens for r in burst]) < np.mean([r.prompt_tokens for r in calm])
+    for model, (_, start, end) in BURSTS.items():
+        burst = [r for r in requests if r.service == model and start * 720 < r.arrival_s < end * 720]
+        calm = [r for r in requests if r.service == model and not start * 720 < r.arrival_s < end * 720]
+        assert np.mean([r.output_tokens for r in burst]) > 1.8 * np.mean([r.output_tokens for r in calm])
+        assert np.mean([r.prompt_tokens for r in burst]) < np.mean([r.prompt_tokens for r in calm])
     requests = list(probe("prefill", seed=2))
     for turn, model in enumerate(MODELS):
         part = [r for r in requests if turn * 240 + 10 < r.arrival_s < turn * 240 + 235]
@@ -262,6 +286,6 @@ def test_recorded_trace_is_dealt_and_sized_to_the_pool():
     made = probe_of_recorded(recorded, seed=5)
     assert made == probe_of_recorded(recorded, seed=5)
     assert {r.service for r in made} == set(MODELS)
-    assert sum(gpus_of(made, 720).values()) == pytest.approx(5.2, rel=0.03)
+    assert sum(gpus_of(made, 720).values()) == pytest.approx(REAL_GPUS, rel=0.03)
     with pytest.raises(TraceError, match="no requests"):
         probe_of_recorded([], seed=1)
