@@ -13,7 +13,6 @@ from actuator.core.model import Gpu
 from actuator.core.world import GpuMemory, Listed, Node, Sight, World
 from actuator.shell.backend import Backend, BackendError
 from actuator.shell.vllm_client import Gauges, VllmClient, VllmError
-from trimtab.waiting import stopped_within
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +44,7 @@ class Observer:
         self._asked_s: dict[str, float] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._backend_error = ""
+        self._soon = asyncio.Event()
         # When each deleted replica was deleted; kept until a list that was asked for later has come.
         self._deleted_s: dict[str, float] = {}
 
@@ -77,6 +77,10 @@ class Observer:
             self._listed.pop(name, None)
         self._sights.pop(name, None)
 
+    def look_soon(self) -> None:
+        """Somebody waits for a look from after this moment: let it not be the next beat's."""
+        self._soon.set()
+
     @property
     def complete(self) -> bool:
         """The backend answered, and every server it lists was asked once."""
@@ -87,18 +91,23 @@ class Observer:
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until ``stopping``."""
         backend_due_s = 0.0
+        stop = asyncio.ensure_future(stopping.wait())
         try:
-            while True:
+            while not stop.done():
                 now_s = self._now_s()
                 urgent = self._urgent()
-                if now_s >= backend_due_s:
+                at_once = self._soon.is_set()
+                self._soon.clear()
+                if now_s >= backend_due_s or at_once:
                     await self._ask_backend()
                     interval_s = self._urgent_interval_s if urgent else self._interval_s
                     backend_due_s = now_s + interval_s * 0.95
-                self._ask_servers(urgent)
-                if await stopped_within(stopping, self._urgent_interval_s):
-                    return
+                self._ask_servers(urgent, at_once=at_once)
+                soon = asyncio.ensure_future(self._soon.wait())
+                await asyncio.wait({stop, soon}, timeout=self._urgent_interval_s, return_when=asyncio.FIRST_COMPLETED)
+                soon.cancel()
         finally:
+            stop.cancel()
             for task in self._probes.values():
                 task.cancel()
             await asyncio.gather(*self._probes.values(), return_exceptions=True)
@@ -130,11 +139,11 @@ class Observer:
         if news or self._urgent():
             self._on_news()
 
-    def _ask_servers(self, urgent: frozenset[str]) -> None:
+    def _ask_servers(self, urgent: frozenset[str], *, at_once: bool) -> None:
         now_s = self._now_s()
         for name, listed in sorted((self._listed or {}).items()):
             interval_s = self._urgent_interval_s if name in urgent else self._interval_s
-            due = now_s - self._asked_s.get(name, 0.0) >= interval_s * 0.95
+            due = now_s - self._asked_s.get(name, 0.0) >= interval_s * 0.95 or (at_once and name in urgent)
             if due and listed.address and name not in self._probes:
                 self._asked_s[name] = now_s
                 self._probes[name] = asyncio.create_task(self._probe(name, listed.address))
