@@ -14,6 +14,7 @@ from actuator.core.world import World
 from actuator.shell.controller import Controller, ControllerParts
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
+from actuator.shell.routing import StreamRouting
 from trimtab.rpc.errors import Unavailable
 from trimtab.store.errors import StoreUnavailable
 
@@ -55,7 +56,8 @@ async def running() -> Any:
         lease=SimpleNamespace(token=1, held=True, ttl_s=3.0),
         records=records,
         observer=SimpleNamespace(complete=True, world=lambda _busy: world),
-        publisher=Publisher(cluster="local", lease_s=3.0, sight=lambda _name: None),
+        publisher=Publisher(cluster="local", sight=lambda _name: None),
+        routing=StreamRouting(cluster="local", lease_s=3.0),
         metrics=ActuatorMetrics(CollectorRegistry()),
         limits=LIMITS,
         now_s=lambda: 100.0,

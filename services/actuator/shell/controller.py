@@ -4,7 +4,7 @@ Three modes. *Standing by*: another actuator holds the lease; nothing is served 
 computed by the core, stored with the lease's token, then published, then acted on. *Fail static*: the store is away;
 the last endpoints are served, nothing is acted on, what a release had hidden comes back.
 
-Gateways' acknowledgements stay in memory (only their names are stored), so that they cost no write.
+What gateways are shown, and what they say, goes through a ``Routing``.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from actuator.core.endpoints import leased
-from actuator.core.model import ActionKind, Gateway, Limits, State
+from actuator.core.model import ActionKind, Limits, State
 from actuator.core.tick import Tick, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
 from actuator.shell.executor import Executor
@@ -24,6 +24,7 @@ from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.observer import Observer
 from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
+from actuator.shell.routing import Routing
 from trimtab.rpc.errors import Unavailable
 from trimtab.store.errors import FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease
@@ -50,6 +51,7 @@ class ControllerParts:
     records: Records
     observer: Observer
     publisher: Publisher
+    routing: Routing
     metrics: ActuatorMetrics
     limits: Limits
     now_s: Callable[[], float]
@@ -64,11 +66,12 @@ class Controller:
         self._mode = Mode.STANDING_BY
         self._state = State()
         self._stored = State()
-        self._gateways: dict[str, Gateway] = {}
         self._outcomes: list[Outcome] = []
         self._executor: Executor | None = None
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
+        # An acknowledgement or an outcome came: what waits for it waits next for a look from after it.
+        self._look_again = False
         self._stored_token = 0
         # The first step after a take-over decides what there is to show; until then nobody is shown an empty cluster.
         self._opened = False
@@ -123,19 +126,6 @@ class Controller:
         self.kick()
         return result
 
-    def hear_gateway(self, gateway: Gateway) -> int:
-        """Takes a gateway's word; the current endpoint revision."""
-        self._require_serving()
-        before = self._gateways.get(gateway.gateway)
-        self._gateways[gateway.gateway] = gateway
-        if before is None or before.acknowledged_revision != gateway.acknowledged_revision or before.in_flight:
-            self.kick()
-        return self._state.meta.endpoint_revision
-
-    def gateway(self, name: str) -> Gateway | None:
-        """What a gateway said last."""
-        return self._gateways.get(name)
-
     def kick(self) -> None:
         """Something happened: do not wait for the next beat."""
         self._news.set()
@@ -151,6 +141,7 @@ class Controller:
         if outcome.ok and outcome.kind is ActionKind.DELETE:
             self._parts.observer.forget(outcome.replica)
         self._outcomes.append(outcome)
+        self._look_again = True
         self.kick()
 
     async def keep_lease(self, stopping: asyncio.Event) -> None:
@@ -175,8 +166,11 @@ class Controller:
         """Steps at every beat and kick."""
         while not stopping.is_set():
             self._news.clear()
+            look_again, self._look_again = self._look_again, False
             async with self._lock:
                 await self._step()
+            if look_again:
+                self._parts.observer.look_soon()
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self._news.wait()
@@ -237,7 +231,7 @@ class Controller:
         self._stored = loaded
         if not memory_is_newest:
             self._state = resume(loaded, now_s=now_s, limits=self._parts.limits)
-            self._gateways = dict(self._state.gateways)
+            self._parts.routing.remember(self._state.gateways)
             self._outcomes.clear()
             self._opened = False
         log.info(
@@ -254,19 +248,18 @@ class Controller:
 
     def _publish(self, new: State) -> None:
         old, self._state = self._state, new
-        for name in old.gateways.keys() - new.gateways.keys():
-            if name in self._gateways and self._gateways[name] == old.gateways[name]:
-                del self._gateways[name]
         self._parts.metrics.count(old, new)
         now_s = self._parts.now_s()
-        self._parts.metrics.show(new, self.world(), leased_gateways=len(leased(self._gateways, now_s)))
+        self._parts.metrics.show(new, self.world(), leased_gateways=len(leased(self._parts.routing.heard(), now_s)))
         self._parts.publisher.publish(old, new)
+        self._parts.routing.show(old, new)
         if not self._opened:
             self._parts.publisher.open()
+            self._parts.routing.open()
             self._opened = True
 
     def _with_gateways(self) -> State:
-        return replace(self._state, gateways=dict(self._gateways))
+        return replace(self._state, gateways=dict(self._parts.routing.heard()))
 
     def _enter(self, mode: Mode) -> None:
         if mode is not self._mode:
@@ -283,8 +276,9 @@ class Controller:
         self._enter(Mode.STANDING_BY)
         self._opened = False
         self._parts.publisher.close()
+        self._parts.routing.close()
+        self._parts.routing.remember({})
         self._state = self._stored = State()
-        self._gateways = {}
 
     def _require_serving(self) -> None:
         if not self.serving:

@@ -1,12 +1,11 @@
-"""What the watchers of replicas, operations and endpoints are sent. Opened when this process becomes the writer."""
+"""What the watchers of replicas and operations are sent. Opened when this process becomes the writer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from actuator.core.endpoints import endpoints_of
 from actuator.core.model import Replica, State
 from actuator.core.world import Sight
-from actuator.shell.codec import endpoints_to_proto, operation_to_proto, replica_to_proto
+from actuator.shell.codec import operation_to_proto, replica_to_proto
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.rpc.errors import Unavailable
 from trimtab.rpc.watch import WatchHub
@@ -25,17 +24,13 @@ class _Hubs:
         self.operations: WatchHub[pb.WatchOperationsResponse] = WatchHub(
             snapshot=publisher.operation_snapshot, bookmark=publisher.operation_bookmark, stopping=self.closed
         )
-        self.endpoints: WatchHub[pb.WatchEndpointsResponse] = WatchHub(
-            snapshot=lambda: [publisher.endpoint_set()], bookmark=publisher.endpoint_set, stopping=self.closed
-        )
 
 
 class Publisher:
     """Turns two states into what changed between them."""
 
-    def __init__(self, *, cluster: str, lease_s: float, sight: Callable[[str], Sight | None]) -> None:
+    def __init__(self, *, cluster: str, sight: Callable[[str], Sight | None]) -> None:
         self._cluster = cluster
-        self._lease_s = lease_s
         self._sight = sight
         self._state = State()
         self._hubs: _Hubs | None = None
@@ -66,8 +61,6 @@ class Publisher:
             if new.operations[operation_id] != old.operations.get(operation_id):
                 message = operation_to_proto(new.operations[operation_id], cluster=self._cluster)
                 self._hubs.operations.publish(pb.WatchOperationsResponse(operation=message))
-        if new.meta.endpoint_revision != old.meta.endpoint_revision or _services(new) != _services(old):
-            self._hubs.endpoints.publish(self.endpoint_set())
 
     def watch_replicas(self) -> AsyncIterator[pb.WatchReplicasResponse]:
         """One reader's stream."""
@@ -76,10 +69,6 @@ class Publisher:
     def watch_operations(self) -> AsyncIterator[pb.WatchOperationsResponse]:
         """One reader's stream."""
         return self._open_hubs().operations.watch()
-
-    def watch_endpoints(self) -> AsyncIterator[pb.WatchEndpointsResponse]:
-        """One reader's stream."""
-        return self._open_hubs().endpoints.watch()
 
     def replica(self, replica: Replica) -> pb.Replica:
         """One record with its newest in-flight count."""
@@ -110,22 +99,7 @@ class Publisher:
         """Nothing changed."""
         return pb.WatchOperationsResponse(bookmark=pb.ReplicaBookmark(revision=self._state.meta.replica_revision))
 
-    def endpoint_set(self) -> pb.WatchEndpointsResponse:
-        """The whole set; also the heartbeat."""
-        return endpoints_to_proto(
-            endpoints_of(self._state.replicas),
-            _services(self._state),
-            revision=self._state.meta.endpoint_revision,
-            cluster=self._cluster,
-            lease_s=self._lease_s,
-        )
-
     def _open_hubs(self) -> _Hubs:
         if self._hubs is None:
             raise Unavailable("STANDING_BY", "another actuator speaks for this cluster, or this one is starting")
         return self._hubs
-
-
-def _services(state: State) -> frozenset[str]:
-    from_replicas = {replica.spec.service for replica in state.replicas.values()}
-    return frozenset(from_replicas | {spec.service for pool in state.pools.values() for spec in pool.overlay})

@@ -12,6 +12,7 @@ from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.observer import Observer
 from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
+from actuator.shell.routing import StreamRouting
 from actuator.shell.servicer import ActuatorServicer
 from actuator.shell.settings import ActuatorSettings
 from actuator.shell.static_backend import StaticBackend, TargetsFileError
@@ -58,24 +59,28 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
         interval_s=settings.observe_interval_s,
         urgent_interval_s=settings.urgent_interval_s,
     )
-    publisher = Publisher(cluster=settings.cluster, lease_s=settings.gateway_lease_s, sight=observer.sight)
+    publisher = Publisher(cluster=settings.cluster, sight=observer.sight)
+    routing = StreamRouting(cluster=settings.cluster, lease_s=settings.gateway_lease_s)
     parts = ControllerParts(
         lease=Lease(store, keys.actuator(settings.cluster), owner, settings.lease_ttl_s),
         records=Records(store, settings.cluster),
         observer=observer,
         publisher=publisher,
+        routing=routing,
         metrics=metrics,
         limits=limits,
         now_s=clock.now_s,
     )
     controller = Controller(parts, interval_s=settings.observe_interval_s)
     observer.listen(urgent=controller.urgent, on_news=controller.kick)
+    routing.listen(controller.kick)
     executor = Executor(backend, client, limits, controller.on_outcome)
     controller.use(executor)
     server = RpcServer(settings, context)
     servicer = ActuatorServicer(
         controller,
         publisher,
+        routing,
         metrics,
         cluster=settings.cluster,
         limits=limits,
@@ -96,6 +101,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
         )
     finally:
         publisher.close()
+        routing.close()
         await server.drain()
         await executor.stop()
         await client.close()

@@ -7,12 +7,13 @@ from actuator.core.admission_placement import apply_placements
 from actuator.core.admission_pool import apply_pool_state
 from actuator.core.cancelling import cancel_operation
 from actuator.core.fencing import Refused
-from actuator.core.model import Gateway, Limits, Operation, State
+from actuator.core.model import Limits, Operation, State
 from actuator.core.world import World
 from actuator.shell import codec
 from actuator.shell.controller import Controller
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
+from actuator.shell.routing import StreamRouting
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.rpc.errors import FailedPrecondition, NotFound, Unavailable
@@ -32,6 +33,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         self,
         controller: Controller,
         publisher: Publisher,
+        routing: StreamRouting,
         metrics: ActuatorMetrics,
         *,
         cluster: str,
@@ -41,6 +43,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
     ) -> None:
         self._controller = controller
         self._publisher = publisher
+        self._routing = routing
         self._metrics = metrics
         self._cluster = cluster
         self._limits = limits
@@ -180,10 +183,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
     ) -> AsyncIterator[pb.WatchEndpointsResponse]:
         """Whole sets. Watching starts the gateway's lease; acknowledging renews it."""
         name = _gateway_name(request.gateway)
-        stream = self._publisher.watch_endpoints()
-        if self._controller.gateway(name) is None:
-            self._controller.hear_gateway(Gateway(gateway=name, lease_until_s=self._lease_until_s()))
-        async for message in stream:
+        async for message in self._routing.watch(name, lease_until_s=self._lease_until_s()):
             yield message
 
     async def AcknowledgeEndpoints(
@@ -192,8 +192,8 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         """By which revision a gateway routes, and what it still has on replicas that are not routable."""
         newest = self._controller.state.meta.endpoint_revision
         said = codec.parse_gateway(request, lease_until_s=self._lease_until_s(), newest_revision=newest)
-        current = self._controller.hear_gateway(said)
-        return pb.AcknowledgeEndpointsResponse(current_revision=current)
+        self._routing.hear(said)
+        return pb.AcknowledgeEndpointsResponse(current_revision=newest)
 
     def _lease_until_s(self) -> float:
         return self._now_s() + self._limits.gateway_lease_s

@@ -1,0 +1,125 @@
+"""How gateways learn which replicas are routable, and how the actuator learns that they know: one narrow interface.
+
+The core derives the endpoint set from its records and needs two things of whoever routes: that a set with its revision
+goes out, and that each router's word comes back (its lease, the revision that it routes by, its requests on hidden
+replicas). Whatever implements ``Routing`` may carry them. Here gateways follow a stream and call back; where routing is
+by readiness gates and annotations of pods, an adapter writes those, and its word is the revision that it has seen.
+
+Gateways' words stay in memory; only their names are stored, so that acknowledgements cost no write.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Protocol
+
+from actuator.core.endpoints import endpoints_of
+from actuator.core.model import Gateway, State
+from actuator.shell.codec import endpoints_to_proto
+from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.rpc.errors import Unavailable
+from trimtab.rpc.watch import WatchHub
+
+
+class Routing(Protocol):
+    """What the controller asks of a routing adapter."""
+
+    def show(self, old: State, new: State) -> None:
+        """From now on only what is routable in ``new`` may be sent to. Called after the state was stored."""
+        ...
+
+    def heard(self) -> Mapping[str, Gateway]:
+        """Every router's last word, by name."""
+        ...
+
+    def remember(self, gateways: Mapping[str, Gateway]) -> None:
+        """A reign begins with these names known; each has to speak again."""
+        ...
+
+    def open(self) -> None:
+        """This process speaks for the cluster: the next set shown is the first."""
+        ...
+
+    def close(self) -> None:
+        """It does so no longer."""
+        ...
+
+
+class StreamRouting:
+    """Gateways that follow ``WatchEndpoints`` and call ``AcknowledgeEndpoints``."""
+
+    def __init__(self, *, cluster: str, lease_s: float) -> None:
+        self._cluster = cluster
+        self._lease_s = lease_s
+        self._state = State()
+        self._gateways: dict[str, Gateway] = {}
+        self._on_word: Callable[[], None] = lambda: None
+        self._hub: WatchHub[pb.WatchEndpointsResponse] | None = None
+        self._closed = asyncio.Event()
+
+    def listen(self, on_word: Callable[[], None]) -> None:
+        """``on_word`` is told when a gateway said something that may let a step go on."""
+        self._on_word = on_word
+
+    # What the controller asks
+
+    def show(self, old: State, new: State) -> None:
+        """Tells every watcher when the set changed; forgets gateways that the state has forgotten."""
+        self._state = new
+        for name in old.gateways.keys() - new.gateways.keys():
+            if self._gateways.get(name) == old.gateways[name]:
+                del self._gateways[name]
+        changed = new.meta.endpoint_revision != old.meta.endpoint_revision or _services(new) != _services(old)
+        if self._hub is not None and changed:
+            self._hub.publish(self.endpoint_set())
+
+    def heard(self) -> Mapping[str, Gateway]:
+        """Every gateway's last word."""
+        return dict(self._gateways)
+
+    def remember(self, gateways: Mapping[str, Gateway]) -> None:
+        """The gateways that were known before."""
+        self._gateways = dict(gateways)
+
+    def open(self) -> None:
+        """Watchers are served from now on."""
+        self.close()
+        self._closed = asyncio.Event()
+        self._hub = WatchHub(snapshot=lambda: [self.endpoint_set()], bookmark=self.endpoint_set, stopping=self._closed)
+
+    def close(self) -> None:
+        """Ends every stream."""
+        self._closed.set()
+        self._hub = None
+
+    # What gateways ask
+
+    def watch(self, name: str, *, lease_until_s: float) -> AsyncIterator[pb.WatchEndpointsResponse]:
+        """One gateway's stream; it starts the gateway's lease. Raises ``Unavailable`` while nobody is served."""
+        if self._hub is None:
+            raise Unavailable("STANDING_BY", "another actuator speaks for this cluster, or this one is starting")
+        stream = self._hub.watch()
+        if name not in self._gateways:
+            self.hear(Gateway(gateway=name, lease_until_s=lease_until_s))
+        return stream
+
+    def hear(self, gateway: Gateway) -> None:
+        """Takes a gateway's word."""
+        before = self._gateways.get(gateway.gateway)
+        self._gateways[gateway.gateway] = gateway
+        if before is None or before.acknowledged_revision != gateway.acknowledged_revision or before.in_flight:
+            self._on_word()
+
+    def endpoint_set(self) -> pb.WatchEndpointsResponse:
+        """The whole set; also the heartbeat."""
+        return endpoints_to_proto(
+            endpoints_of(self._state.replicas),
+            _services(self._state),
+            revision=self._state.meta.endpoint_revision,
+            cluster=self._cluster,
+            lease_s=self._lease_s,
+        )
+
+
+def _services(state: State) -> frozenset[str]:
+    from_replicas = {replica.spec.service for replica in state.replicas.values()}
+    return frozenset(from_replicas | {spec.service for pool in state.pools.values() for spec in pool.overlay})
