@@ -146,7 +146,14 @@ RULES = st.fixed_dictionaries(
     {
         "allocation": st.sampled_from(["share", "load"]),
         "prediction": st.sampled_from(["power", "elasticity", "capacity"]),
-        "load": st.fixed_dictionaries({"enabled": st.booleans(), "rescueAbove": st.sampled_from([0.5, 1.0])}),
+        "load": st.fixed_dictionaries(
+            {
+                "enabled": st.booleans(),
+                "rescueAbove": st.sampled_from([0.5, 1.0]),
+                "maxWakes": st.sampled_from([1, 3]),
+                "memoryS": st.sampled_from([0, 9]),
+            }
+        ),
         "overload": st.sampled_from(["rescue", "level"]),
         "settleS": st.sampled_from([0.0, 3.0]),
         "priorityBase": st.sampled_from([1.0, 1.5]),

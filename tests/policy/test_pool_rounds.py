@@ -283,10 +283,11 @@ class SlowActuator:
 @given(
     rng=st.integers(0, 2**32).map(random.Random), limit=st.integers(1, 4), allocation=st.sampled_from(["share", "load"])
 )
-def test_transitions_side_by_side_never_meet_on_a_gpu_and_can_all_go_back(rng, limit, allocation):
+def test_transitions_side_by_side_never_meet_on_a_gpu_and_can_all_go_back(rng, limit, most, allocation):
     counts = {"big": 2, "chat": 2, "code": 1, "text": 1}
     told = {"capacityPrefillTps": 8000, "capacityDecodeTps": 2000}
-    turn = tick_of(counts, dict.fromkeys(counts, QUIET), big=2, maxTransitions=limit, allocation=allocation)
+    rules = {"maxTransitions": limit, "allocation": allocation, "load": {"maxWakes": most}}
+    turn = tick_of(counts, dict.fromkeys(counts, QUIET), big=2, **rules)
     policies = tuple(policy(name, gpus=2 if name == "big" else 1, **told) for name in counts)
     actuator, number, moved = SlowActuator(turn), 0, 0
     for step in range(rng.randint(5, 25)):

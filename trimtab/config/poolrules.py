@@ -34,6 +34,7 @@ class LoadRule(Spec):
     backlog_horizon_s: Seconds = 10.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
     memory_s: float = Field(0.0, ge=0, le=86_400)
+    max_wakes: int = Field(1, ge=1, le=64)
 
 
 class PoolRules(Spec):

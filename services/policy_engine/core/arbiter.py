@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.bundle import NextTerms, bundled
 from policy_engine.core.donors import HEALTHY_Z, Terms
 from policy_engine.core.draft import ReplicaChange, Transition
-from policy_engine.core.resolve import below_target
+from policy_engine.core.resolve import below_target, more_below_target
 from policy_engine.core.sources import Log, order, source
 from policy_engine.core.vocabulary import Candidate, Clamp, MemberKey, Region, Rule
 
@@ -64,7 +65,8 @@ def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
         for event in _events(arena, log):
             plan = source(arena, event.member, log, event.terms)
             if plan is not None:
-                return _verdict(arena, plan, event.rule, event.why, event.member, log)
+                full = bundled(arena, event.member, plan, _NEXT[event.rule])
+                return _verdict(arena, full, event.rule, event.why, event.member, log)
             if event.rule != Rule.LEVEL_LOAD:
                 unserved.append(event)
     urgent_clamps = tuple(log.clamps[kind] for kind in sorted(log.clamps))
@@ -128,6 +130,27 @@ def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
         why = f"ρ = {rho:.2f}: more work comes than its replicas can do"
         return _Event(member, Rule.RESCUE_LOAD, why, _terms(arena, member))
     return None
+
+
+def _enough(arena: Arena, member: MemberState) -> Terms | None:
+    """A member that has no load, or one within its limit, gains one replica at a time."""
+    del arena, member
+    return None
+
+
+def _more_by_load(arena: Arena, member: MemberState) -> Terms | None:
+    rho = member.load.rho if member.load is not None else None
+    return _terms(arena, member) if rho is not None and rho > arena.rules.load.rescue_above else None
+
+
+_NEXT: dict[Rule, NextTerms] = {
+    Rule.RESCUE_HARD_GUARD: _more_by_load,
+    Rule.FLOOR_REPAIR: _enough,
+    Rule.LEVEL_LOAD: more_below_target,
+    Rule.RESCUE_CRITICAL: _more_by_load,
+    Rule.RESCUE_LOST_CAPACITY: _more_by_load,
+    Rule.RESCUE_LOAD: _more_by_load,
+}
 
 
 def _settles(arena: Arena, member: MemberState) -> bool:

@@ -49,6 +49,12 @@ def _need(member: MemberState, count: int) -> tuple[float, int, MemberKey]:
     return (-rho, -member.priority, member.key)
 
 
+def more_below_target(arena: Arena, member: MemberState) -> Terms | None:
+    """On what terms the member gains once more; None when it has what the load asks for."""
+    found = (terms for other, _, terms in below_target(arena) if other.key == member.key)
+    return next(found, None)
+
+
 def below_target(arena: Arena) -> Iterator[tuple[MemberState, str, Terms]]:
     """Members that should have more replicas, the most pressed first, and how donors have to stand afterwards.
 

@@ -845,6 +845,7 @@ class LoadRule(_message.Message):
     BACKLOG_HORIZON_S_FIELD_NUMBER: _builtins.int
     LEVEL_ABOVE_FIELD_NUMBER: _builtins.int
     MEMORY_S_FIELD_NUMBER: _builtins.int
+    MAX_WAKES_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     rescue_above: _builtins.float
     donor_below: _builtins.float
@@ -853,6 +854,8 @@ class LoadRule(_message.Message):
     level_above: _builtins.float
     memory_s: _builtins.float
     """What arrives counts as at least its mean of so long; 0 for what arrives now alone."""
+    max_wakes: _builtins.int
+    """Replicas that a receiver gains in one transition while its load is above its limit."""
     def __init__(
         self,
         *,
@@ -863,10 +866,11 @@ class LoadRule(_message.Message):
         backlog_horizon_s: _builtins.float | None = ...,
         level_above: _builtins.float | None = ...,
         memory_s: _builtins.float | None = ...,
+        max_wakes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_horizon_s: _TypeAlias = _typing.Literal["backlog_horizon_s"]  # noqa: Y015
     _WhichOneofArgType__backlog_horizon_s: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s"]  # noqa: Y015
@@ -878,6 +882,8 @@ class LoadRule(_message.Message):
     _WhichOneofArgType__level_above: _TypeAlias = _typing.Literal["_level_above", b"_level_above"]  # noqa: Y015
     _WhichOneofReturnType__margin: _TypeAlias = _typing.Literal["margin"]  # noqa: Y015
     _WhichOneofArgType__margin: _TypeAlias = _typing.Literal["_margin", b"_margin"]  # noqa: Y015
+    _WhichOneofReturnType__max_wakes: _TypeAlias = _typing.Literal["max_wakes"]  # noqa: Y015
+    _WhichOneofArgType__max_wakes: _TypeAlias = _typing.Literal["_max_wakes", b"_max_wakes"]  # noqa: Y015
     _WhichOneofReturnType__memory_s: _TypeAlias = _typing.Literal["memory_s"]  # noqa: Y015
     _WhichOneofArgType__memory_s: _TypeAlias = _typing.Literal["_memory_s", b"_memory_s"]  # noqa: Y015
     _WhichOneofReturnType__rescue_above: _TypeAlias = _typing.Literal["rescue_above"]  # noqa: Y015
@@ -892,6 +898,8 @@ class LoadRule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__level_above) -> _WhichOneofReturnType__level_above | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__margin) -> _WhichOneofReturnType__margin | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_wakes) -> _WhichOneofReturnType__max_wakes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_s) -> _WhichOneofReturnType__memory_s | None: ...
     @_typing.overload

@@ -1,0 +1,87 @@
+"""More than one replica for one receiver in one transition, where its load says how many it lacks.
+
+A drain, a sleep and a wake take seconds, so that a burst which needs three replicas more would be met after three
+times as long. By ρ the need is known at once: while it stays above its limit with what the transition gives so far, the
+next source is looked for in the world as it will be then. All of it is one operation, rolled back as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from policy_engine.core.arena import Arena, MemberState, Plan, ReplicaFacts
+from policy_engine.core.donors import Terms, predicted
+from policy_engine.core.sources import Log, source
+from policy_engine.core.vocabulary import MemberKey
+from trimtab.words import LifeCycle
+
+NextTerms = Callable[[Arena, MemberState], Terms | None]
+"""On what terms the receiver gains once more in a world; None when it has enough."""
+
+
+def bundled(arena: Arena, receiver: MemberState, plan: Plan, next_terms: NextTerms) -> Plan:
+    """The plan, and what else `receiver` needs, up to the rule's number of wakes."""
+    world, step = arena, plan
+    while _gained(plan, receiver.key) < arena.rules.load.max_wakes and not step.cold_starts:
+        world = after_plan(world, step)
+        terms = next_terms(world, world.member(receiver.key))
+        if terms is None:
+            break
+        found = source(world, world.member(receiver.key), Log(), terms)
+        if found is None or found.cold_starts:
+            break
+        plan, step = _joined(plan, found), found
+    return plan
+
+
+def _gained(plan: Plan, key: MemberKey) -> int:
+    return sum(1 for item in plan.wakes if item.member == key)
+
+
+def _joined(plan: Plan, more: Plan) -> Plan:
+    return replace(
+        plan,
+        wakes=(*plan.wakes, *more.wakes),
+        releases=(*plan.releases, *more.releases),
+        spare_gpus=plan.spare_gpus + more.spare_gpus,
+        in_flight=plan.in_flight + more.in_flight,
+        words=f"{plan.words}; then {more.words}",
+    )
+
+
+def after_plan(arena: Arena, plan: Plan) -> Arena:
+    """The pool as it will be once `plan` is done, as far as it can be foretold."""
+    released = {item.replica for item in plan.releases}
+    woken = {item.replica for item in plan.wakes}
+    change: dict[MemberKey, int] = {}
+    for item in plan.wakes:
+        change[item.member] = change.get(item.member, 0) + 1
+    for key, count in plan.released_by_member:
+        change[key] = change.get(key, 0) - count
+    return replace(
+        arena,
+        awake=tuple(sorted((set(arena.awake) - released) | woken)),
+        members=tuple(_changed(arena, member, change.get(member.key, 0)) for member in arena.members),
+        replicas=tuple(_moved(item, released, woken) for item in arena.replicas),
+    )
+
+
+def _changed(arena: Arena, member: MemberState, change: int) -> MemberState:
+    if change == 0:
+        return member
+    routable = arena.routable_count(member.key)
+    share, load = member.share, member.load
+    if share.z and not share.idle and routable > 0:
+        share = replace(share, z=predicted(arena, member, routable, routable + change))
+    if load is not None:
+        load = replace(load, routable=max(0, load.routable + change))
+    return replace(member, share=share, load=load)
+
+
+def _moved(facts: ReplicaFacts, released: set[str], woken: set[str]) -> ReplicaFacts:
+    if facts.replica in released:
+        return replace(facts, life_cycle=LifeCycle.SLEEPING, routable=False, in_flight=0)
+    if facts.replica in woken:
+        return replace(facts, life_cycle=LifeCycle.ACTIVE, routable=True, in_flight=0)
+    return facts
