@@ -281,7 +281,10 @@ class SlowActuator:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rng=st.integers(0, 2**32).map(random.Random), limit=st.integers(1, 4), allocation=st.sampled_from(["share", "load"])
+    rng=st.integers(0, 2**32).map(random.Random),
+    limit=st.integers(1, 4),
+    most=st.integers(1, 3),
+    allocation=st.sampled_from(["share", "load"]),
 )
 def test_transitions_side_by_side_never_meet_on_a_gpu_and_can_all_go_back(rng, limit, most, allocation):
     counts = {"big": 2, "chat": 2, "code": 1, "text": 1}
