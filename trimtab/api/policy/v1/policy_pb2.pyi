@@ -1718,7 +1718,7 @@ class PoolStatus(_message.Message):
     awake_gpus: _builtins.int
     state_revision: _builtins.int
     operation_id: _builtins.str
-    """The transition under way."""
+    """The transition under way; of several, all, parted by commas."""
     holding: _builtins.str
     paused: _builtins.bool
     @_builtins.property
