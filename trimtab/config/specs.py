@@ -29,14 +29,15 @@ class Slo(Spec):
 class TokenServiceShare(Spec):
     """TRE section III: the six scalars of a (model, SLO class) profile, and the hysteresis of its regions.
 
-    The defaults of the weights and of `smoothing` are the ones that ranked best in the fixed-capacity sweeps. The
+    The defaults of the weights and of `smoothing` are the ones that ranked best in the fixed-capacity sweeps. A
+    `waiting_weight` that is not given follows the length of answers (`policy_engine.core.tss.waiting_weight_of`). The
     capacities are what one replica sustains within the SLO: prompt tokens per second when it computes nothing else, and
     generated tokens per second. `base_tpot_s` is the time per token of a request that is alone. They serve the
     leading measure ρ and predictions, which are off without them.
     """
 
-    prefill_weight: float = Field(0.05, ge=0, le=10)
-    waiting_weight: float | None = Field(8.0, ge=0, le=1000)
+    prefill_weight: float = Field(0.0, ge=0, le=10)
+    waiting_weight: float | None = Field(None, ge=0, le=1000)
     smoothing: float = Field(1.0, gt=0, le=1)
     theta_tps: float = Field(ge=SMALLEST, le=1e6)
     critical_below: float = Field(0.8, gt=0, lt=1)

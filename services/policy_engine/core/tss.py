@@ -5,7 +5,8 @@
     Z        = smoothed / θ
 
 Z below 1 is a deficit: 0.5 means half of what a request needs to meet its SLO. Waiting requests are those queued in
-servers and those that gateways hold. Rates are tokens per second, counts are requests.
+servers and those that gateways hold. Rates are tokens per second, counts are requests. The paper's w_q is one number;
+here it follows the length of answers unless the profile gives one (`waiting_weight_of`).
 
 Two rules the paper leaves open. `max(1, …)` makes light load look starved: a window with `running + w_q·waiting < 1`,
 nothing waiting and some routable replica ranks as surplus and leaves `smoothed` alone. Demand without a routable
@@ -113,7 +114,11 @@ def share_of(
     outstanding = view.running.number(0.0) + waiting_weight * waiting
     if outstanding < 1 and waiting <= NOTHING_WAITING:
         return _idle(profile, outstanding, fit_for_release, view, previous)
-    raw = (profile.prefill_weight * view.prefill_tps.number(0.0) + view.decode_tps.number(0.0)) / max(1.0, outstanding)
+    prefill_weight = profile.prefill_weight
+    if view.role == Role.PREFILL and prefill_weight == 0:
+        # Its own tokens are all that a prefill stage has.
+        prefill_weight = 1.0
+    raw = (prefill_weight * view.prefill_tps.number(0.0) + view.decode_tps.number(0.0)) / max(1.0, outstanding)
     raw = _with_unread(raw, max(needed, key=lambda signal: signal.unread_replicas), profile.theta_tps)
     smoothed = raw
     if previous.smoothed_tps is not None:
