@@ -16,7 +16,7 @@ from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.overlay import Gpu, OverlayReplica
 from policy_engine.core.vocabulary import MemberKey
 from simulator.baselines.interface import Desired, FleetView, Replica, RoleKey, RoleView, Traffic
-from simulator.virtual.control import MemberScore, PoolDesk, PoolLook
+from simulator.virtual.control import MemberScore, PoolDesk, PoolLook, ReplicaSample
 from trimtab.words import LifeCycle
 
 Tick = Callable[[FleetView], Desired]
@@ -104,6 +104,11 @@ def _replica(name: str, look: PoolLook) -> Replica:
     ready = facts is not None and facts.routable
     if sample is None or not ready:
         return Replica(name=name, ready=ready)
+    return ready_replica(name, sample)
+
+
+def ready_replica(name: str, sample: ReplicaSample) -> Replica:
+    """A replica that serves, as baselines see it."""
     return Replica(
         name=name,
         ready=True,

@@ -7,7 +7,7 @@ out, the gateway's core routes. Everything is a function of the arguments: equal
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from actuator.core.model import Limits, OperationKind, OperationState, StepKind
 from actuator.core.world import Node
@@ -25,12 +25,12 @@ from simulator.virtual.control import (
     PoolDesk,
     PoolLook,
     ReplicaSample,
-    ServiceTraffic,
     specs_of,
 )
-from simulator.virtual.gateway import Demand, VirtualGateway
+from simulator.virtual.gateway import VirtualGateway
 from simulator.virtual.observing import VirtualCollector
 from simulator.virtual.result import RunResult, TimelinePoint
+from simulator.virtual.sampling import Tally, sample_of
 from simulator.virtual.servers import VirtualServer, VirtualServers
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle
@@ -110,7 +110,7 @@ class PoolRun:
         self._gauges: dict[str, tuple[float, EngineGauges]] = {}
         self._samples: dict[str, ReplicaSample] = {}
         self._members = tuple(sorted(set(self.desk.members.values())))
-        self._traffic = {policy.name: _Tally() for policy in setup.policies}
+        self._traffic = {policy.name: Tally() for policy in setup.policies}
         self._drawn_s = -setup.timeline_s
         self._seen_ends = 0
         self._early_due = False
@@ -254,7 +254,7 @@ class PoolRun:
             gauges = engine.observe(now_s)
             before_s, before = self._gauges.get(name, (now_s, gauges))
             self._gauges[name] = (now_s, gauges)
-            self._samples[name] = _sample(
+            self._samples[name] = sample_of(
                 gauges, before, now_s - before_s, kv_blocks=server.blocks, waiting_kv_blocks=engine.waiting_blocks
             )
 
@@ -287,45 +287,6 @@ class PoolRun:
             self.actuator.kick()
 
 
-class _Tally:
-    """A service's traffic since the controller's last turn."""
-
-    def __init__(self) -> None:
-        self._since_s = 0.0
-        self._arrivals = self._prompt_tokens = self._output_tokens = self._held = 0
-        self._ttft_s: list[float] = []
-        self._itl_s: list[float] = []
-
-    def add(self, item: Demand) -> None:
-        self._arrivals += item.arrivals
-        self._prompt_tokens += item.prompt_tokens
-        self._output_tokens += item.output_tokens
-        self._held = item.held
-
-    def ended(self, finished: FinishedRequest) -> None:
-        first_s = finished.first_token_s
-        if first_s is None:
-            return
-        self._ttft_s.append(first_s - finished.arrival_s)
-        if finished.generated_tokens > 1:
-            self._itl_s.append((finished.finished_s - first_s) / (finished.generated_tokens - 1))
-
-    def close(self, now_s: float) -> ServiceTraffic:
-        found = ServiceTraffic(
-            interval_s=max(1e-9, now_s - self._since_s),
-            arrivals=self._arrivals,
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
-            held=self._held,
-            ttft_s=_mean(self._ttft_s),
-            itl_s=_mean(self._itl_s),
-        )
-        self._since_s = now_s
-        self._arrivals = self._prompt_tokens = self._output_tokens = 0
-        self._ttft_s, self._itl_s = [], []
-        return found
-
-
 def run_pool(
     setup: PoolSetup,
     requests: Iterable[TraceRequest],
@@ -353,29 +314,3 @@ def _nodes(setup: PoolSetup, gpus: Iterable[GpuId]) -> list[Node]:
         Node(node=name, vdc="vdc-0", s2="s2-0", s1="s1-0", gpu_type=setup.gpu_type, gpus=counts[name])
         for name in sorted(counts)
     ]
-
-
-def _sample(
-    gauges: EngineGauges, before: EngineGauges, elapsed_s: float, *, kv_blocks: int, waiting_kv_blocks: int
-) -> ReplicaSample:
-    rates: dict[str, float] = {}
-    if elapsed_s > 0:
-        generated = gauges.generated_tokens - before.generated_tokens
-        computed = gauges.computed_tokens - before.computed_tokens
-        rates = {
-            "gpu_utilisation_ratio": min(1.0, (gauges.busy_s - before.busy_s) / elapsed_s),
-            "output_tps": generated / elapsed_s,
-            "prompt_tps": max(0.0, computed - generated) / elapsed_s,
-        }
-    return ReplicaSample(
-        running=gauges.running,
-        waiting=gauges.waiting + gauges.deferred,
-        kv_usage_ratio=gauges.kv_usage_ratio,
-        kv_blocks=kv_blocks,
-        waiting_kv_blocks=waiting_kv_blocks,
-        **rates,
-    )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -1,0 +1,310 @@
+"""A scaled service on virtual time: replicas of each role are created and deleted as a controller wants.
+
+Collector windows, the policy engine's core for scaled services, the pre-scheduler's plan, the actuator's core and the
+gateway's router are those of production. A run begins when the first replicas serve; the trace starts then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from actuator.core.model import Limits, Spec
+from actuator.core.world import Node
+from policy_engine.core.signals import FrontDoor
+from policy_engine.core.vocabulary import MemberKey
+from prescheduler.core.model import RoleRequest, ScalingRequest
+from simulator.core.memory import GpuId
+from simulator.core.profile import Profile
+from simulator.core.requests import EngineGauges, FinishedRequest
+from simulator.offline.network import Place
+from simulator.traces.model import TraceRequest
+from simulator.virtual.actuation import ActuatorPace
+from simulator.virtual.control import ReplicaSample
+from simulator.virtual.gateway import CLUSTER
+from simulator.virtual.observing import VirtualCollector
+from simulator.virtual.placing import PlacingActuator, PreScheduler
+from simulator.virtual.result import RunResult, TimelinePoint
+from simulator.virtual.sampling import Tally, sample_of
+from simulator.virtual.scaled_control import ScaledController, ScaledLook
+from simulator.virtual.servers import VirtualServers
+from simulator.virtual.staged_gateway import StagedGateway
+from trimtab.config.resources import ServicePolicy
+from trimtab.words import LifeCycle, Role
+
+_GONE = frozenset({LifeCycle.TERMINATING, LifeCycle.FAILED})
+BRING_UP_S = 3600.0
+"""How long the first replicas may take to serve."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledSetup:
+    """A service and everything that is true of it whoever decides. `first` are the replicas that it starts with."""
+
+    policy: ServicePolicy
+    nodes: tuple[Node, ...]
+    profiles: Mapping[str, Profile]
+    gpu_memory_gib: float
+    first: Mapping[Role, int]
+    window_s: float = 5.0
+    scrape_s: float = 1.0
+    cycle_s: float = 5.0
+    """Between two cycles of the pre-scheduler over requests that stand; a new request is served at once."""
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    pace: ActuatorPace = dataclasses.field(default_factory=ActuatorPace)
+    timeline_s: float = 10.0
+
+
+class ScaledRun:
+    """The pieces of one run, wired to each other."""
+
+    def __init__(self, setup: ScaledSetup, controller: ScaledController) -> None:
+        self.setup = setup
+        self.controller = controller
+        self.service = setup.policy.name
+        places = {node.node: Place(s1=node.s1, s2=node.s2, cluster=CLUSTER) for node in setup.nodes}
+        gpus = [GpuId(node.node, index) for node in setup.nodes for index in range(node.gpus)]
+        self.gateway = StagedGateway([self.service], places, on_empty=self._kick)
+        self.servers = VirtualServers(dict.fromkeys(gpus, setup.gpu_memory_gib), self._finished)
+        self.gateway.connect(self.servers)
+        self.collector = VirtualCollector(window_s=setup.window_s, interval_s=setup.scrape_s)
+        self.actuator = PlacingActuator(
+            self.servers,
+            self.gateway,
+            nodes=setup.nodes,
+            profiles=setup.profiles,
+            limits=setup.limits,
+            pace=setup.pace,
+            on_created=self._created,
+            on_deleted=self._deleted,
+        )
+        self.prescheduler = PreScheduler(self.actuator)
+        self.roles: tuple[Role, ...] = tuple(spec.role for spec in setup.policy.spec.roles)
+        self.timeline: list[TimelinePoint] = []
+        self.started_s = 0.0
+        self.gpu_hours = 0.0
+        self.changes = 0
+        self._wanted: dict[Role, int] = dict(setup.first)
+        self._decided_s = 0.0
+        self._planned_s = -setup.cycle_s
+        self._drawn_s = -setup.timeline_s
+        self._until_s = 0.0
+        self._serving = False
+        self._tally = Tally()
+        self._gauges: dict[str, tuple[float, EngineGauges]] = {}
+        self._samples: dict[str, ReplicaSample] = {}
+
+    def run(self, requests: Iterable[TraceRequest], *, duration_s: float, grace_s: float) -> None:
+        """Bring the first replicas up, serve a trace, and let what is left end for `grace_s`. Call once.
+
+        Raises RuntimeError when the first replicas do not come up.
+        """
+        clock = self.servers.clock
+        self.actuator.start()
+        clock.call_at(self.setup.scrape_s, self._beat)
+        while not self._all_routable():
+            if clock.now_s > BRING_UP_S:
+                raise RuntimeError(f"{self.service}: {self._wanted} did not come up within {BRING_UP_S:g} s")
+            clock.run_before(clock.now_s + self.setup.scrape_s)
+        clock.run_before(clock.now_s + 2 * self.setup.window_s)
+        self.started_s, self._serving = clock.now_s, True
+        self._until_s = self.started_s + duration_s
+        before_hours = self.servers.gpu_hours()
+        for request in requests:
+            at_s = self.started_s + request.arrival_s
+            clock.run_before(at_s)
+            self.gateway.submit(request, at_s)
+        clock.run_before(self._until_s)
+        self.gpu_hours = self.servers.gpu_hours() - before_hours
+        while self.gateway.open_requests and clock.now_s < self._until_s + grace_s:
+            clock.run_before(clock.now_s + 1.0)
+
+    def result(self, *, policy: str, trace: str, seed: int, duration_s: float) -> RunResult:
+        """What is left of the run."""
+        columns = self.gateway.columns()
+        return RunResult(
+            policy=policy,
+            trace=trace,
+            seed=seed,
+            requests=dataclasses.replace(
+                columns,
+                arrival_s=columns.arrival_s,
+                first_token_s=columns.first_token_s - self.started_s,
+                finished_s=columns.finished_s - self.started_s,
+            ),
+            timeline=tuple(self.timeline),
+            duration_s=duration_s,
+            gpu_hours=self.gpu_hours,
+            transitions=self.changes,
+            counts={
+                "reissued": float(columns.reissued.sum()),
+                "lost with a replica": float(self.actuator.lost_requests),
+                "cycles denied": float(self.prescheduler.denied),
+            },
+        )
+
+    def _beat(self, now_s: float) -> None:
+        """One scrape, the controller's turn, and the pre-scheduler's where something is to be done."""
+        for server in self.servers.by_name.values():
+            self.servers.clock.at(server.index, now_s)
+            server.recorder.asleep = not server.awake
+        if self.controller.reads_windows:
+            readings = {name: one.recorder.reading(now_s) for name, one in self.servers.by_name.items() if one.awake}
+            self.collector.scrape(now_s, readings)
+        self._take_samples(now_s)
+        for item in self.gateway.demand():
+            self._tally.add(item)
+            self.collector.report(
+                now_s,
+                item.service,
+                arrivals=item.arrivals,
+                prompt_tokens=item.prompt_tokens,
+                output_tokens=item.output_tokens,
+                held=item.held,
+            )
+        names, routable = self._names()
+        if self._serving:
+            self._decide(now_s, names, routable)
+        self._plan(now_s)
+        if self._serving and now_s < self._until_s and now_s - self._drawn_s >= self.setup.timeline_s - 1e-6:
+            self._drawn_s = now_s
+            self._draw(now_s, names, routable)
+        if not self._serving or now_s < self._until_s or self.gateway.open_requests:
+            self.servers.clock.call_at(now_s + self.setup.scrape_s, self._beat)
+
+    def _decide(self, now_s: float, names: Mapping[Role, Sequence[str]], routable: frozenset[str]) -> None:
+        keys = {MemberKey(self.service, role): [n for n in names[role] if n in routable] for role in self.roles}
+        views, fronts = self.collector.signals(now_s, keys)
+        look = ScaledLook(
+            now_s=now_s,
+            views={key.role: view for key, view in views.items()},
+            front=fronts.get(self.service, FrontDoor()),
+            names=names,
+            routable=routable,
+            samples=self._samples,
+            traffic=self._tally.close(now_s),
+        )
+        wanted = dict(self.controller.tick(look))
+        if wanted and wanted != self._wanted:
+            self._wanted = wanted
+            self._decided_s = now_s
+            self._planned_s = now_s - self.setup.cycle_s
+            self.changes += 1
+
+    def _plan(self, now_s: float) -> None:
+        if now_s - self._planned_s >= self.setup.cycle_s - 1e-6:
+            self._planned_s = now_s
+            self.prescheduler.cycle([self._request()], now_s)
+
+    def _request(self) -> ScalingRequest:
+        spec = self.setup.policy.spec
+        roles = []
+        for one in spec.roles:
+            part = 1
+            if spec.ratio is not None:
+                part = spec.ratio.prefill if one.role is Role.PREFILL else spec.ratio.decode
+            roles.append(
+                RoleRequest(
+                    role=one.role,
+                    replicas=self._wanted.get(one.role, 0),
+                    gpus_per_replica=one.gpus_per_replica,
+                    gpu_types=one.gpu_types,
+                    model=spec.model,
+                    profile=one.profile,
+                    ratio_part=part,
+                )
+            )
+        return ScalingRequest(
+            service=self.service,
+            decision_id=f"d-{self.changes}",
+            roles=tuple(roles),
+            affinity=spec.affinity,
+            priority=spec.priority,
+            allow_partial=spec.allow_partial,
+            created_s=self._decided_s,
+        )
+
+    def _names(self) -> tuple[dict[Role, list[str]], frozenset[str]]:
+        """Replicas by role that are not on their way out, and those that are routable."""
+        found: dict[Role, list[str]] = {role: [] for role in self.roles}
+        routable = set()
+        for name, record in sorted(self.actuator.state.replicas.items()):
+            if record.life_cycle not in _GONE:
+                found[record.spec.role].append(name)
+            if record.routable:
+                routable.add(name)
+        return found, frozenset(routable)
+
+    def _all_routable(self) -> bool:
+        names, routable = self._names()
+        return all(
+            sum(1 for name in names[role] if name in routable) >= count for role, count in self.setup.first.items()
+        )
+
+    def _take_samples(self, now_s: float) -> None:
+        self._samples = {}
+        for name, server in self.servers.by_name.items():
+            if not server.awake:
+                continue
+            engine = self.servers.clock.engines[server.index]
+            gauges = engine.observe(now_s)
+            before_s, before = self._gauges.get(name, (now_s, gauges))
+            self._gauges[name] = (now_s, gauges)
+            self._samples[name] = sample_of(
+                gauges, before, now_s - before_s, kv_blocks=server.blocks, waiting_kv_blocks=engine.waiting_blocks
+            )
+
+    def _draw(self, now_s: float, names: Mapping[Role, Sequence[str]], routable: frozenset[str]) -> None:
+        for role in self.roles:
+            samples = [self._samples[name] for name in names[role] if name in self._samples]
+            held = self.gateway.held(self.service) if role is not Role.DECODE else 0
+            self.timeline.append(
+                TimelinePoint(
+                    at_s=now_s - self.started_s,
+                    service=self.service,
+                    role=role.value,
+                    desired=self._wanted.get(role, 0),
+                    routable=sum(1 for name in names[role] if name in routable),
+                    running=float(sum(sample.running for sample in samples)),
+                    waiting=float(sum(sample.waiting for sample in samples) + held),
+                )
+            )
+
+    def _created(self, spec: Spec) -> None:
+        self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+
+    def _deleted(self, name: str) -> None:
+        self.collector.remove(name)
+        self._gauges.pop(name, None)
+
+    def _kick(self) -> None:
+        self.actuator.kick()
+
+    def _finished(self, index: int, finished: FinishedRequest) -> None:
+        server = self.servers.by_index[index]
+        server.recorder.finished(finished)
+        if finished.request.hold_kv:
+            self._tally.prefilled(finished)
+        elif server.role is Role.DECODE:
+            self._tally.decoded(finished)
+        else:
+            self._tally.ended(finished)
+        if self.gateway.finished(finished):
+            self.actuator.kick()
+
+
+def run_scaled(
+    setup: ScaledSetup,
+    requests: Iterable[TraceRequest],
+    controller: ScaledController,
+    *,
+    policy: str,
+    trace: str,
+    seed: int,
+    duration_s: float,
+    grace_s: float = 600.0,
+) -> RunResult:
+    """One run; what is not answered `grace_s` after the trace's end stays unanswered."""
+    run = ScaledRun(setup, controller)
+    run.run(requests, duration_s=duration_s, grace_s=grace_s)
+    return run.result(policy=policy, trace=trace, seed=seed, duration_s=duration_s)
