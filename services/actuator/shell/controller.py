@@ -130,6 +130,11 @@ class Controller:
         """Something happened: do not wait for the next beat."""
         self._news.set()
 
+    def hear_router(self) -> None:
+        """A gateway said something that may let a step go on, after one more look at its server."""
+        self._look_again = True
+        self.kick()
+
     # Loops
 
     def use(self, executor: Executor) -> None:

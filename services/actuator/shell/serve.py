@@ -73,7 +73,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
     )
     controller = Controller(parts, interval_s=settings.observe_interval_s)
     observer.listen(urgent=controller.urgent, on_news=controller.kick)
-    routing.listen(controller.kick)
+    routing.listen(controller.hear_router)
     executor = Executor(backend, client, limits, controller.on_outcome)
     controller.use(executor)
     server = RpcServer(settings, context)
