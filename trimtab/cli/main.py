@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from trimtab import __version__
-from trimtab.cli import chaos, decisions, demo, evaluate, replay, resources, simulate, status, targets, topology, up
+from trimtab.cli import (
+    calibrate,
+    chaos,
+    decisions,
+    demo,
+    evaluate,
+    replay,
+    resources,
+    simulate,
+    status,
+    targets,
+    topology,
+    up,
+)
 from trimtab.cli.connect import CommandError, set_endpoints
 from trimtab.cli.output import errors, print_json
 
@@ -38,6 +51,7 @@ app.callback()(set_endpoints)
 app.command("up")(up.up_command)
 app.command("demo")(demo.demo_command)
 app.command("chaos")(chaos.chaos_command)
+app.command("calibrate")(calibrate.calibrate_command)
 app.command("apply")(resources.apply_command)
 app.command("get")(resources.get_command)
 app.command("delete")(resources.delete_command)
