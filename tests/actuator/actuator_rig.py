@@ -5,6 +5,7 @@ breaks an invariant is collected in ``broken``.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from actuator_fleet_model import LIMITS, STEP_S, Doing, Fleet, Request, Server, spec
@@ -39,6 +40,8 @@ class Rig:
         # Services that the gateways send requests to all the time, in bursts and not at once.
         self.traffic: tuple[str, ...] = ()
         self.revisions: list[int] = []
+        # What happens by itself later, with its time.
+        self._later: list[tuple[float, Callable[[], object]]] = []
         # How many rounds old the newest look is.
         self.look_lag = 0
         self._looks: deque[World] = deque(maxlen=MAX_LOOK_LAG + 1)
@@ -73,6 +76,10 @@ class Rig:
     def step(self) -> None:
         """Half a second: servers, gateways, actuator."""
         self.fleet.step()
+        due = [happens for at_s, happens in self._later if at_s <= self.now_s]
+        self._later = [item for item in self._later if item[0] > self.now_s]
+        for happens in due:
+            happens()
         self._looks.append(self.fleet.look())
         self._end_actions()
         for offset, gateway in enumerate(self.gateways.values()):
@@ -84,6 +91,14 @@ class Rig:
                 self.send(service, (0.5, 1.0, 1.5)[place], gateway=gateway.name)
         if self.memory is not None:
             self._actuator_round(self.memory)
+
+    def later(self, seconds: float, happens: Callable[[], object]) -> None:
+        """Lets something happen by itself."""
+        self._later.append((self.now_s + seconds, happens))
+
+    def forget_later(self) -> None:
+        """Nothing happens by itself any more."""
+        self._later.clear()
 
     def run(self, seconds: float) -> None:
         """Several steps."""

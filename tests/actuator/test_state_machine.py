@@ -15,7 +15,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from actuator_fleet_model import Request, Server
-from actuator_rig import MAX_LOOK_LAG, Rig, spec
+from actuator_rig import MAX_LOOK_LAG, STEP_S, Rig, spec
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -28,7 +28,19 @@ NAMES = [item.replica for item in OVERLAY]
 AWAKE_SETS = [["a-0", "a-1"], ["a-0", "b-1"], ["b-0", "a-1"], ["b-0", "b-1"], ["big-0"], ["a-0"], []]
 FLOOR = (Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
 GATEWAYS = ("g", "h")
-FAULTS = ["exited", "silent", "wake_refused", "sleep_refused", "no_token", "paused"]
+FAULTS = ["silent", "wake_refused", "sleep_refused", "no_token", "paused", "slow_sleep_s"]
+TROUBLES = [
+    "nothing",
+    "slow gateway",
+    "gateway stands still",
+    "actuator dies",
+    "store goes away",
+    "donor",
+    "receiver",
+    "outcome is lost",
+    "cancelled",
+    "long request",
+]
 EXAMPLES = int(os.environ.get("TRIMTAB_TEST_EXAMPLES", "60"))
 
 gateways = st.sampled_from(GATEWAYS)
@@ -75,6 +87,56 @@ class ClusterMachine(RuleBasedStateMachine):
         self.apply_state(awake, floors=floors, drain_s=drain_s)
 
     @precondition(lambda self: self.alive)
+    @rule(
+        pair=st.sampled_from([0, 1]),
+        trouble=st.sampled_from(sorted(TROUBLES)),
+        rounds=st.integers(0, 14),
+        gateway=gateways,
+        fault=st.sampled_from(FAULTS),
+    )
+    def swap_under_trouble(self, pair: int, trouble: str, rounds: int, gateway: str, fault: str) -> None:
+        """One GPU changes hands, as most transitions do, and something goes wrong at one of its steps."""
+        awake = {name for name in self.rig.memory.pools["p"].awake if name != "big-0"} or {"a-0", "a-1"}
+        gives = f"a-{pair}" if f"a-{pair}" in awake else f"b-{pair}"
+        takes = f"b-{pair}" if gives.startswith("a") else f"a-{pair}"
+        self.revision += 1
+        self.apply_state(sorted(awake - {gives} | {takes}))
+        after_s = rounds * STEP_S
+        if trouble == "slow gateway":
+            self.gateway_misbehaves(gateway=gateway, fault="slow", seconds=30.0)
+        elif trouble == "gateway stands still":
+            self.rig.later(
+                after_s, lambda: self.gateway_misbehaves(gateway=gateway, fault="stands still", seconds=30.0)
+            )
+        elif trouble == "actuator dies":
+            self.rig.later(after_s, lambda: self.die(rounds % 3 - 1, 1.0))
+        elif trouble == "store goes away":
+            self.rig.later(after_s, lambda: self.lose_store(landed=rounds % 2 == 0, away_s=4.0))
+        elif trouble in ("donor", "receiver"):
+            name = gives if trouble == "donor" else takes
+            self.rig.later(after_s, lambda: self.server_misbehaves(name=name, fault=fault, seconds=8.0))
+        elif trouble == "outcome is lost":
+            self.rig.later(after_s, lambda: [self.rig.lose_outcome(name) for name in (gives, takes)])
+        elif trouble == "cancelled":
+            self.rig.later(after_s, self.cancel_newest)
+        elif trouble == "long request":
+            self.rig.send(gives.rpartition("-")[0], 30.0, pinned=rounds % 2 == 0, gateway=gateway)
+
+    def cancel_newest(self) -> None:
+        if self.alive:
+            self.cancel(newest=True)
+
+    def die(self, actions: int, away_s: float) -> None:
+        """Within the next round, after so many of its actions; -1: before its state is stored."""
+        self.rig.dies_after = actions
+        self.rig.later(1.0 + away_s, self.rig.restart)
+
+    def lose_store(self, *, landed: bool, away_s: float) -> None:
+        """At the next write, which lands or not."""
+        self.rig.store_breaks = landed
+        self.rig.later(1.0 + away_s, self.store_comes_back)
+
+    @precondition(lambda self: self.alive)
     @rule()
     def take_leadership_over(self) -> None:
         self.token += 1
@@ -98,7 +160,7 @@ class ClusterMachine(RuleBasedStateMachine):
         else:
             assert self.rig.cancel(operation.operation_id, "a test") is not None
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0, 15.0]))
+    @rule(seconds=st.sampled_from([1.0, 5.0, 15.0]))
     def wait(self, seconds: float) -> None:
         self.rig.run(seconds)
 
@@ -114,29 +176,24 @@ class ClusterMachine(RuleBasedStateMachine):
         if server.up(self.rig.now_s) and not server.asleep and server.moving is None:
             server.requests.append(Request(self.rig.now_s + 3.0))
 
-    # The actuator and its store
+    @rule(name=names, waiting=st.sampled_from([None, 0, 50]), kv_usage=st.sampled_from([None, 0.3, 1.0]))
+    def load_changes(self, name: str, waiting: int | None, kv_usage: float | None) -> None:
+        self.server(name).waiting, self.server(name).kv_usage = waiting, kv_usage
 
-    @rule()
-    def kill_actuator(self) -> None:
-        self.rig.crash()
-
-    @precondition(lambda self: self.alive)
-    @rule(actions=st.integers(-1, 3))
-    def kill_actuator_within_a_round(self, actions: int) -> None:
-        self.rig.dies_after = actions
-
-    @rule()
-    def start_actuator(self) -> None:
-        self.rig.restart()
+    # Faults; each ends by itself, after what it did has been met
 
     @precondition(lambda self: self.alive)
-    @rule(landed=st.booleans())
-    def store_goes_away_at_a_write(self, landed: bool) -> None:
-        self.rig.store_breaks = landed
+    @rule(actions=st.sampled_from([-1, 0, 1, 2]), away_s=st.sampled_from([0.0, 1.0, 8.0]))
+    def actuator_dies_within_a_round(self, actions: int, away_s: float) -> None:
+        self.die(actions, away_s)
 
-    @rule()
+    @precondition(lambda self: self.alive)
+    @rule(landed=st.booleans(), away_s=st.sampled_from([1.0, 8.0]))
+    def store_goes_away_at_a_write(self, landed: bool, away_s: float) -> None:
+        self.lose_store(landed=landed, away_s=away_s)
+
     def store_comes_back(self) -> None:
-        self.rig.store_away = False
+        self.rig.store_breaks, self.rig.store_away = None, False
 
     @precondition(lambda self: self.rig.doing)
     @rule(data=st.data(), late=st.booleans())
@@ -147,65 +204,58 @@ class ClusterMachine(RuleBasedStateMachine):
         else:
             self.rig.lose_outcome(name)
 
-    @rule(rounds=st.integers(0, MAX_LOOK_LAG))
-    def looks_are_old(self, rounds: int) -> None:
+    @rule(rounds=st.integers(1, MAX_LOOK_LAG))
+    def looks_are_old_for_a_while(self, rounds: int) -> None:
         self.rig.delay_looks(rounds)
+        self.rig.later(10.0, lambda: self.rig.delay_looks(0))
 
-    # Servers
+    @rule(name=names, how=st.sampled_from(["restarts", "restarts when it can", "vanishes", "ends"]), all_=st.booleans())
+    def server_is_lost(self, name: str, how: str, all_: bool) -> None:
+        if name not in self.rig.servers:
+            return
+        if how == "restarts":
+            self.rig.reboot(name)
+        elif how == "vanishes":
+            del self.rig.servers[name]
+        elif how == "ends":
+            self.rig.servers[name].exited = True
+        elif all_:
+            self.rig.restart_fleet()
+        else:
+            self.rig.restart_server(name)
 
-    @rule(name=names, waits=st.booleans())
-    def restart_server(self, name: str, waits: bool) -> None:
-        if name in self.rig.servers:
-            (self.rig.restart_server if waits else self.rig.reboot)(name)
-
-    @rule()
-    def restart_fleet(self) -> None:
-        self.rig.restart_fleet()
-
-    @rule(name=names)
-    def remove_server(self, name: str) -> None:
-        self.rig.servers.pop(name, None)
-
-    @rule(name=names, fault=st.sampled_from(FAULTS))
-    def break_server(self, name: str, fault: str) -> None:
-        if fault != "paused" or not self.server(name).asleep:
-            setattr(self.server(name), fault, True)
-
-    @rule(name=names, seconds=st.sampled_from([5.0, 30.0]))
-    def next_sleep_is_slow(self, name: str, seconds: float) -> None:
-        self.server(name).slow_sleep_s = seconds
-
-    @rule(name=names, waiting=st.sampled_from([None, 0, 5, 50]), kv_usage=st.sampled_from([None, 0.3, 1.0]))
-    def load_changes(self, name: str, waiting: int | None, kv_usage: float | None) -> None:
-        self.server(name).waiting, self.server(name).kv_usage = waiting, kv_usage
-
-    @rule(name=names)
-    def heal_server(self, name: str) -> None:
-        self.server(name).heal()
+    @rule(name=names, fault=st.sampled_from(FAULTS), seconds=st.sampled_from([2.0, 8.0, 40.0]))
+    def server_misbehaves(self, name: str, fault: str, seconds: float) -> None:
+        server = self.server(name)
+        if fault == "slow_sleep_s":
+            server.slow_sleep_s = seconds
+        elif fault != "paused" or not server.asleep:
+            setattr(server, fault, True)
+        self.rig.later(seconds, server.heal)
 
     @rule(name=names, asleep=st.booleans())
     def somebody_moves_a_server(self, name: str, asleep: bool) -> None:
         if self.server(name).up(self.rig.now_s) and name in self.rig.servers and name not in self.rig.doing:
             (self.rig.fleet.sleep_by_hand if asleep else self.rig.fleet.wake_by_hand)(name)
 
-    # Gateways
+    @rule(
+        gateway=gateways, fault=st.sampled_from(["slow", "stands still", "dies"]), seconds=st.sampled_from([2.0, 30.0])
+    )
+    def gateway_misbehaves(self, gateway: str, fault: str, seconds: float) -> None:
+        """Slow: it renews its lease, routes by what it has, and confirms nothing new."""
+        found = self.rig.gateways[gateway]
+        if fault == "slow":
+            found.lag = int(seconds / STEP_S)
+            return
+        if fault == "dies":
+            found.die(self.rig.servers)
+        found.suspended = fault == "stands still"
 
-    @rule(gateway=gateways, lag=st.sampled_from([0, 2, 6, 60]))
-    def gateway_is_slow(self, gateway: str, lag: int) -> None:
-        self.rig.gateways[gateway].lag = lag
+        def back() -> None:
+            found.resume()
+            found.up = True
 
-    @rule(gateway=gateways)
-    def gateway_dies(self, gateway: str) -> None:
-        self.rig.gateways[gateway].die(self.rig.servers)
-
-    @rule(gateway=gateways)
-    def gateway_stands_still(self, gateway: str) -> None:
-        self.rig.gateways[gateway].suspended = True
-
-    @rule(gateway=gateways)
-    def gateway_comes_back(self, gateway: str) -> None:
-        self.rig.gateways[gateway].resume()
-        self.rig.gateways[gateway].up = True
+        self.rig.later(seconds, back)
 
     # What must hold
 
@@ -254,7 +304,9 @@ class ClusterMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """The world behaves again: the pool comes to rest in a state that was asked for."""
         rig = self.rig
-        rig.store_away = False
+        rig.forget_later()
+        self.store_comes_back()
+        rig.dies_after = None
         rig.restart()
         rig.delay_looks(0)
         for gateway in rig.gateways.values():

@@ -513,6 +513,24 @@ def test_a_deleted_sleeper_is_made_again_only_when_its_gpu_is_free() -> None:
     assert rig.broken == []
 
 
+def test_a_creation_that_is_asked_for_again_looks_at_its_neighbours_again() -> None:
+    rig = Rig()
+    rig.apply(1, [spec("a-0", 0), spec("b-0", 0)], ["a-0"])
+    assert rig.until_settled()
+    del rig.servers["b-0"]
+    rig.run(5.0)
+    rig.apply(2, [spec("a-0", 0), spec("b-0", 0)], ["b-0"])
+    rig.fleet.backend_errors = ["500"]
+    while rig.memory.replicas.get("b-0") is None:
+        rig.step()
+    rig.fleet.wake_by_hand("a-0")
+    rig.run(10.0)
+    assert "b-0" not in rig.servers or rig.servers["a-0"].asleep
+    assert rig.until_settled()
+    assert rig.memory.replicas["b-0"].routable
+    assert rig.broken == []
+
+
 def test_a_server_that_cannot_come_up_does_not_keep_a_dead_one_dead() -> None:
     rig = up(WITH_TWO_GPU_MODEL, ("a-0", "b-1"))
     rig.restart_server("big-0")

@@ -245,8 +245,13 @@ def await_creation(d: Draft, step: Step, replica: Replica) -> Step:
         return retry(d, step, f"could not be created: {outcome.error}")
     if listed:
         return phase(forget_request(step), "starting")
-    if d.now_s >= step.not_before_s:
-        d.act(Action(kind=ActionKind.CREATE, replica=replica.name, spec=replica.spec))
+    if d.now_s < step.not_before_s:
+        return step
+    # Asked again: in a pool a neighbour may have come up on its own meanwhile. Nobody shares a scaled replica's GPUs.
+    neighbours = blockers(replica.spec, d.replicas, d.world, d.limits) if replica.spec.pool else []
+    if neighbours:
+        return phase(step, f"waiting for its GPUs: {neighbours[0]}")
+    d.act(Action(kind=ActionKind.CREATE, replica=replica.name, spec=replica.spec))
     return step
 
 
