@@ -18,6 +18,7 @@ from simulator.baselines.static import Static
 from simulator.baselines.tuning import Setting
 from simulator.evaluation.tuning import TunedPolicy, read_tuned
 from simulator.profiles import find_profile, packaged_profiles
+from simulator.suites.calibrate_shares import packaged_shares
 from simulator.suites.loads import Loads
 from simulator.suites.tre_setup import (
     FIRST_SLEEPS_DONE,
@@ -37,15 +38,11 @@ from simulator.virtual.counts import CountController
 from simulator.virtual.pool_run import START_S, PoolSetup
 from trimtab.config.poolrules import PoolRules
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.config.specs import TokenServiceShare
 
 BEAT_S = 1.0
 """How often a controller can have its turn: at each scrape."""
 ORACLE_HORIZON_S = 10.0
 TUNED_FILE = Path(__file__).parent / "tre_tuned.yaml"
-
-THETA_TPS = {"dsllama-8b": 21.3, "dsqwen-7b": 18.6, "dsqwen-14b": 18.0}
-"""As `trimtab calibrate` finds them, for waiting weights that follow the length of answers."""
 
 Trace = Sequence[TraceRequest]
 MakeController = Callable[[Trace, Loads, Setting], Controller]
@@ -104,11 +101,12 @@ def policies_of(loads: Loads) -> tuple[ServicePolicy, ...]:
     shares = {}
     for model in MODELS:
         cost, timing = loads.costs[model], found[model].timing
-        shares[model] = TokenServiceShare(
-            theta_tps=THETA_TPS[model],
-            capacity_prefill_tps=1.0 / cost.prompt_token_s,
-            capacity_decode_tps=1.0 / cost.output_token_s,
-            base_tpot_s=timing.host_s + timing.weights_s,
+        shares[model] = packaged_shares()[model].model_copy(
+            update={
+                "capacity_prefill_tps": float(f"{1.0 / cost.prompt_token_s:.3g}"),
+                "capacity_decode_tps": float(f"{1.0 / cost.output_token_s:.3g}"),
+                "base_tpot_s": round(timing.host_s + timing.weights_s, 4),
+            }
         )
     return service_policies(shares)
 
