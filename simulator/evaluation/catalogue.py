@@ -21,6 +21,8 @@ SUITES: Mapping[str, Entry] = {
     "smoke": Entry(
         "simulator.evaluation.smoke", "static fleets on two short traces, to try the command; a few seconds"
     ),
+    "tre": Entry("simulator.suites.tre", "three models on eight GPUs, seven traces, twelve contenders; half an hour"),
+    "tre-loads": Entry("simulator.suites.tre_other_loads", "the same traces at a lighter and a heavier load; an hour"),
 }
 """A suite's module has a function `suite(options: Options) -> Suite`."""
 

@@ -28,7 +28,7 @@ POOL_GPUS = 8
 FOOTPRINT_GPUS = {"dsllama-8b": 1, "dsqwen-7b": 1, "dsqwen-14b": 2}
 MODELS = tuple(FOOTPRINT_GPUS)
 
-TOKEN_S = {"dsllama-8b": (75e-6, 128e-6), "dsqwen-7b": (63e-6, 103e-6), "dsqwen-14b": (92e-6, 129e-6)}
+TOKEN_S = {"dsllama-8b": (79e-6, 149e-6), "dsqwen-7b": (68e-6, 132e-6), "dsqwen-14b": (98e-6, 155e-6)}
 """Seconds of a replica for a prompt token and an output token."""
 
 # Lengths vary little, so that a long tail of latencies is a queue and not a long answer.
