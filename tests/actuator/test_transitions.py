@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from actuator_fleet_model import Server
 from actuator_rig import LIMITS, Request, Rig, spec
 
 from actuator.core import holds
@@ -901,3 +902,18 @@ def test_a_receiver_that_comes_up_anew_during_a_roll_back_gives_its_gpus_back() 
     assert ended.state is OperationState.ROLLED_BACK
     assert ended.update_s - began_s < 30.0
     assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+
+
+def test_two_servers_found_awake_on_one_gpu_do_not_keep_a_pool_from_coming_up() -> None:
+    """Each was to be shown before there was a pool, and waits for the other; the pool says which of them sleeps."""
+    rig = Rig()
+    overlay = [spec("a-0", 0), spec("b-0", 0)]
+    for item in overlay:
+        rig.servers[item.replica] = Server(replace(item, pool=""), rig.now_s, rig.now_s)
+    rig.run(3.0)
+    assert rig.life_cycles() == {"a-0": "starting", "b-0": "starting"}
+    rig.apply(1, overlay, ["a-0"])
+    assert rig.until_settled(60.0)
+    assert rig.life_cycles() == {"a-0": "active", "b-0": "sleeping"}
+    ended = [one for one in rig.memory.operations.values() if one.detail == "taken over by pool p"]
+    assert [one.state for one in ended] == [OperationState.CANCELLED] * 2

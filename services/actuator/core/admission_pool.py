@@ -85,6 +85,7 @@ def apply_pool_state(
         operation = _rebound(d, current, pool)
         return PoolAnswer(state=d.commit(), state_revision=pool.state_revision, operation=operation)
     d.pools[pool.pool] = pool
+    _take_over(d, pool)
     contradicted = _retarget(d, pool)
     operation = open_pool_operation(d, pool, contradicted)
     new = d.commit()
@@ -233,6 +234,26 @@ def _check_owners(d: Draft, request: PoolRequest) -> None:
             )
         if record is not None and record.spec.pool != request.pool:
             d.keep(replace(record, spec=replace(spec, gpu_type=record.spec.gpu_type)))
+
+
+def _take_over(d: Draft, pool: Pool) -> None:
+    """Ends what was under way on servers that belonged to no pool so far: from now on the pool says who is awake.
+
+    Each was to be shown by itself; two found awake on one GPU would wait for one another, and the pool for both.
+    """
+    names = {spec.replica for spec in pool.overlay}
+    for operation in list(d.unfinished()):
+        own = operation.atomic or operation.pool_revision > 0 or operation.subject == pool.pool
+        if own or not names.issuperset(step.replica for step in operation.steps):
+            continue
+        steps = tuple(
+            step
+            if step.finished
+            else replace(step, state=OperationState.CANCELLED, phase="taken over", asked=None, end_s=d.now_s)
+            for step in operation.steps
+        )
+        detail = f"taken over by pool {pool.pool}"
+        keep(d, replace(operation, state=OperationState.CANCELLED, steps=steps, detail=detail))
 
 
 def _retarget(d: Draft, pool: Pool) -> tuple[str, ...]:
