@@ -383,9 +383,9 @@ class TokenServiceShare(_message.Message):
     CAPACITY_DECODE_TPS_FIELD_NUMBER: _builtins.int
     BASE_TPOT_S_FIELD_NUMBER: _builtins.int
     prefill_weight: _builtins.float
-    """w_p: what one prefill token counts against one decode token."""
+    """w_p: what one prefill token counts against one decode token. Unset: nothing; on a prefill stage 1."""
     waiting_weight: _builtins.float
-    """w_q: what one waiting request counts against one running request."""
+    """w_q: what one waiting request counts against one running request. Unset: it follows the length of answers."""
     smoothing: _builtins.float
     """Alpha of the exponential smoothing, in (0, 1]."""
     theta_tps: _builtins.float
