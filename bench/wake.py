@@ -1,0 +1,389 @@
+"""How long from a step in demand to the call of `/wake_up`: ``python -m bench.wake --json``.
+
+A local stack is started (all services, a gateway, simulated servers) with small pools of two kinds. In an *idle* pool
+a service has one server awake and one asleep on an idle GPU. In a *donor* pool both other GPUs belong to a service that
+is busy, with requests that outlive the drain: one has to be released, drained to its deadline, and put to sleep. A step
+is a burst of requests to the first service, at a random moment against every clock of the stack; the call of `/wake_up`
+is noted by the server that is woken. Between steps the pools are put back by their policies' bounds.
+
+Bars: idle, at the 99th percentile one scrape interval plus one fast tick plus 100 ms; donor, that plus the pool's drain
+time plus the sleep that the profile has measured. The stack shares the machine with whatever else runs there, so the
+figures are good on a quiet machine only; the load average stands beside them.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import yaml
+
+from simulator.profiles import packaged_profiles
+from trimtab.api.actuator.v1 import actuator_pb2
+from trimtab.api.policy.v1 import policy_pb2
+from trimtab.cli.addresses import LocalAddresses
+from trimtab.cli.connect import CommandError, Services
+from trimtab.cli.local import LocalStack, wait_until
+from trimtab.cli.resources import apply_resources
+from trimtab.cli.up import apply_when_up, running
+from trimtab.config.resources import Resource, ServicePolicy, parse_document
+
+SCRAPE_S = 1.0
+FAST_S = 1.0
+DRAIN_S = 1.0
+ALLOWANCE_S = 0.1
+PROFILE = "a100-8b-tp1"
+BURST = 24
+BURST_TOKENS = 220
+DONOR_REQUESTS = 3
+DONOR_TOKENS = 400
+BRING_UP_S = 120.0
+STEP_TIMEOUT_S = 30.0
+QUIET_S = 6.5
+"""A window of five seconds, and a little: nothing of the last step is left in it."""
+CALL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One pool on one node: the service that steps, and the donor where there is one."""
+
+    kind: str
+    number: int
+
+    @property
+    def service(self) -> str:
+        return f"{self.kind}-{self.number}"
+
+    @property
+    def donor(self) -> str:
+        return f"giver-{self.number}" if self.kind == "donor" else ""
+
+    @property
+    def node(self) -> str:
+        return f"node-{self.kind}-{self.number}"
+
+    def resources(self, *, armed: bool) -> list[Resource]:
+        """Armed, the service may have a second server; else it has one, and the donor its two. What falls is first."""
+        receiver = _policy(self.service, low=1, high=2 if armed else 1, theta_tps=200.0)
+        if not self.donor:
+            return [receiver]
+        return [receiver, _policy(self.donor, low=1 if armed else 2, high=2, theta_tps=1.0)]
+
+    def pool(self) -> Resource:
+        gpus = [0, 1, 2] if self.donor else [0, 1]
+        members: list[dict[str, Any]] = [{"service": self.service, "initialAwake": 1}]
+        if self.donor:
+            members.append({"service": self.donor, "initialAwake": 2})
+        spec = {
+            "cluster": "local",
+            "gpus": [{"node": self.node, "gpuIndices": gpus}],
+            "members": members,
+            "rescueIntervalS": FAST_S,
+            "rebalanceIntervalS": 2 * FAST_S,
+            "residenceS": 0,
+            "drainTimeoutS": DRAIN_S,
+        }
+        name = f"pool-{self.service}"
+        return parse_document(_document("Pool", name, spec))
+
+
+@dataclass
+class Step:
+    """One step in demand, in seconds since it: when its decision was made, its operation began, the release ended, and
+    `/wake_up` was called."""
+
+    cell: str
+    decided_s: float
+    accepted_s: float
+    released_s: float | None
+    called_s: float
+
+
+@dataclass
+class Measured:
+    """All steps of one kind."""
+
+    steps: list[Step] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, object]:
+        """Percentiles of every stage, in seconds."""
+        stages: dict[str, list[float]] = {
+            "to_decision_s": [step.decided_s for step in self.steps],
+            "to_operation_s": [step.accepted_s for step in self.steps],
+            "to_release_s": [step.released_s for step in self.steps if step.released_s is not None],
+            "to_wake_call_s": [step.called_s for step in self.steps],
+        }
+        return {
+            "steps": len(self.steps),
+            "missed": self.missed,
+            **{name: percentiles(values) for name, values in stages.items() if values},
+            "wake_calls_s": [round(step.called_s, 3) for step in self.steps],
+        }
+
+    @property
+    def p99_s(self) -> float | None:
+        """Of the wake calls; None when a step brought none, for that one took for ever."""
+        return None if self.missed or not self.steps else percentile([step.called_s for step in self.steps], 0.99)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest rank: the smallest value that at least this share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Median, p90, p99 and the largest."""
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: round(percentile(values, share), 3) for name, share in shares.items()}
+
+
+def _document(kind: str, name: str, spec: Mapping[str, object]) -> dict[str, object]:
+    return {"apiVersion": "trimtab.dev/v1", "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
+
+
+def _policy(name: str, *, low: int, high: int, theta_tps: float) -> ServicePolicy:
+    role = {"role": "colocated", "minReplicas": low, "maxReplicas": high, "gpusPerReplica": 1, "profile": PROFILE}
+    spec = {
+        "model": f"model-{name}",
+        "slo": {"ttftS": 2.0, "tpotS": 0.075},
+        "roles": [role],
+        "tokenServiceShare": {"thetaTps": theta_tps},
+    }
+    parsed = parse_document(_document("ServicePolicy", name, spec))
+    if not isinstance(parsed, ServicePolicy):
+        raise TypeError("a ServicePolicy parses to one")
+    return parsed
+
+
+class Bench:
+    """The steps of one cell after the other, all cells side by side."""
+
+    def __init__(self, services: Services, http: aiohttp.ClientSession, addresses: LocalAddresses, seed: int) -> None:
+        self._services = services
+        self._http = http
+        self._addresses = addresses
+        self._seed = seed
+        self.measured = {"idle": Measured(), "donor": Measured()}
+
+    async def run(self, cells: Sequence[Cell], steps: int) -> None:
+        """`steps` of each kind."""
+        each = math.ceil(steps / sum(cell.kind == "idle" for cell in cells))
+        busy = [asyncio.create_task(self._keep_busy(cell.donor)) for cell in cells if cell.donor]
+        try:
+            await asyncio.gather(*(self._steps(cell, each) for cell in cells))
+        finally:
+            for task in busy:
+                task.cancel()
+            await asyncio.gather(*busy, return_exceptions=True)
+
+    async def _steps(self, cell: Cell, count: int) -> None:
+        source = random.Random(f"{self._seed}/{cell.service}")
+        for number in range(count):
+            await self._put_back(cell)
+            await asyncio.sleep(QUIET_S + source.random() * SCRAPE_S * 2)
+            await self._apply(cell, armed=True)
+            # Applying makes a turn of its own; a step comes at any moment against the next one.
+            await asyncio.sleep(1.0 + source.random() * FAST_S)
+            burst = asyncio.create_task(self._burst(cell.service))
+            try:
+                await self._measure(cell, number)
+            finally:
+                await burst
+
+    async def _measure(self, cell: Cell, number: int) -> None:
+        since_s = time.time()
+        measured = self.measured[cell.kind]
+        give_up_s = time.monotonic() + STEP_TIMEOUT_S
+        while time.monotonic() < give_up_s:
+            for name, called_s in (await self._wake_calls(cell.service)).items():
+                if called_s > since_s:
+                    measured.steps.append(await self._stages(cell, name, since_s, called_s))
+                    return
+            await asyncio.sleep(0.1)
+        measured.missed.append(f"{cell.service}, step {number}: no wake within {STEP_TIMEOUT_S:g} s")
+
+    async def _wake_calls(self, service: str) -> dict[str, float]:
+        """Server → when `/wake_up` was called last."""
+        async with self._http.get(self._addresses.url("fleet") + "/replicas") as reply:
+            page = await reply.json()
+        return {
+            item["replica"]: item["wake_called_at"]
+            for item in page["replicas"]
+            if item["service"] == service and item["wake_called_at"] is not None
+        }
+
+    async def _stages(self, cell: Cell, replica: str, since_s: float, called_s: float) -> Step:
+        listed = await self._services.actuator.ListOperations(
+            actuator_pb2.ListOperationsRequest(page_size=100), timeout=CALL_S
+        )
+        operation = next(
+            item
+            for item in listed.operations
+            if item.subject == f"pool-{cell.service}" and any(step.replica == replica for step in item.steps)
+        )
+        reply = await self._services.policy.ListDecisions(
+            policy_pb2.ListDecisionsRequest(page_size=200), timeout=CALL_S
+        )
+        decision = next(item for item in reply.decisions if item.decision_id == operation.decision_id)
+        released = [
+            step.end_time.ToNanoseconds() / 1e9 - since_s
+            for step in operation.steps
+            if step.kind == actuator_pb2.STEP_KIND_RELEASE and step.HasField("end_time")
+        ]
+        return Step(
+            cell=cell.service,
+            decided_s=decision.decide_time.ToNanoseconds() / 1e9 - since_s,
+            accepted_s=operation.create_time.ToNanoseconds() / 1e9 - since_s,
+            released_s=max(released) if released else None,
+            called_s=called_s - since_s,
+        )
+
+    async def _apply(self, cell: Cell, *, armed: bool) -> None:
+        await apply_resources(self._services, cell.resources(armed=armed))
+
+    async def _put_back(self, cell: Cell) -> None:
+        await self._apply(cell, armed=False)
+        wanted = {cell.service: 1} | ({cell.donor: 2} if cell.donor else {})
+
+        async def missing() -> str:
+            return await self.missing(wanted)
+
+        await wait_until(missing, timeout_s=60.0, poll_s=0.2)
+
+    async def missing(self, wanted: Mapping[str, int]) -> str:
+        """What is not as wanted: routable servers by service, and no operation under way on them."""
+        try:
+            reply = await self._services.actuator.ListReplicas(
+                actuator_pb2.ListReplicasRequest(page_size=1000), timeout=CALL_S
+            )
+            busy = await self._services.actuator.ListOperations(
+                actuator_pb2.ListOperationsRequest(unfinished_only=True), timeout=CALL_S
+            )
+        except grpc.aio.AioRpcError as error:
+            return error.details() or str(error.code())
+        found = dict.fromkeys(wanted, 0)
+        for replica in reply.replicas:
+            if replica.service in found:
+                found[replica.service] += replica.routable
+        moving = {step.service for operation in busy.operations for step in operation.steps}
+        if moving.intersection(wanted):
+            return f"{sorted(moving.intersection(wanted))} are moved"
+        return "" if found == dict(wanted) else f"routable {found}, wanted {dict(wanted)}"
+
+    async def _burst(self, service: str) -> None:
+        await asyncio.gather(*(self._ask(service, f"{service} {number}", BURST_TOKENS) for number in range(BURST)))
+
+    async def _keep_busy(self, service: str) -> None:
+        async def one(number: int) -> None:
+            turn = 0
+            while True:
+                turn += 1
+                await self._ask(service, f"{service} {number} {turn}", DONOR_TOKENS)
+
+        await asyncio.gather(*(one(number) for number in range(DONOR_REQUESTS)))
+
+    async def _ask(self, service: str, prompt: str, tokens: int) -> None:
+        body = {"model": service, "prompt": prompt * 40, "max_tokens": tokens, "ignore_eos": True}
+        async with self._http.post(self._addresses.url("gateway") + "/v1/completions", json=body) as reply:
+            if reply.status != 200:
+                raise CommandError(f"a request was lost: {reply.status} {(await reply.text())[:200]}")
+            await reply.read()
+
+
+def bars(measured: Mapping[str, Measured]) -> list[dict[str, object]]:
+    """Each p99 beside what is asked of it."""
+    idle_s = SCRAPE_S + FAST_S + ALLOWANCE_S
+    asked = {"idle": idle_s, "donor": idle_s + DRAIN_S + packaged_profiles()[PROFILE].lifecycle.sleep_s}
+    found: list[dict[str, object]] = []
+    for kind, bar_s in asked.items():
+        p99_s = measured[kind].p99_s
+        value = None if p99_s is None else round(p99_s, 3)
+        ok = p99_s is not None and p99_s <= bar_s
+        found.append({"name": f"wake_{kind}_p99_s", "value": value, "bar": round(bar_s, 3), "ok": ok})
+    return found
+
+
+async def bench(folder: Path, port_base: int, *, steps: int, cells_each: int, seed: int) -> dict[str, Measured]:
+    """Starts the stack, steps, stops it. Raises CommandError when it does not come up."""
+    cells = [Cell(kind, number) for kind in ("idle", "donor") for number in range(cells_each)]
+    topology = folder / "topology.yaml"
+    nodes = [{"node": cell.node, "gpuType": "A100-40GB", "gpus": 3} for cell in cells]
+    topology.write_text(yaml.safe_dump(_document("Topology", "wake", {"nodes": nodes})))
+    stack = LocalStack(
+        addresses=LocalAddresses(port_base=port_base),
+        state_folder=folder / "state",
+        topology=topology,
+        bring_up_scale=0.01,
+    )
+    async with running(stack) as up, aiohttp.ClientSession() as http:
+        run = Bench(up.services, http, stack.addresses, seed)
+        policies = [policy for cell in cells for policy in cell.resources(armed=False)]
+        await apply_when_up(up.services, [*policies, *(cell.pool() for cell in cells)])
+        wanted = {cell.service: 1 for cell in cells} | {cell.donor: 2 for cell in cells if cell.donor}
+        await wait_until(lambda: run.missing(wanted), timeout_s=BRING_UP_S)
+        await run.run(cells, steps)
+    return run.measured
+
+
+def main() -> None:
+    """Runs and prints; exit 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one object, nothing else")
+    parser.add_argument("--steps", type=int, default=30, help="of each kind")
+    parser.add_argument("--cells", type=int, default=3, help="pools of each kind")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--port-base", type=int, default=13_000)
+    parser.add_argument("--keep", type=Path, default=None, help="folder for logs; default: one that is removed")
+    given = parser.parse_args()
+    before = os.getloadavg()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.keep or Path(temporary)
+        shutil.rmtree(folder / "state", ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        measured = asyncio.run(
+            bench(folder, given.port_base, steps=given.steps, cells_each=given.cells, seed=given.seed)
+        )
+    judged = bars(measured)
+    document = {
+        "machine": {
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "load_average_before": [round(one, 2) for one in before],
+            "load_average_after": [round(one, 2) for one in os.getloadavg()],
+        },
+        "inputs": {"steps": given.steps, "cells": given.cells, "seed": given.seed, "scrape_s": SCRAPE_S}
+        | {"fast_tick_s": FAST_S, "drain_s": DRAIN_S, "burst_requests": BURST},
+        "results": {kind: one.summary() for kind, one in measured.items()},
+        "bars": judged,
+    }
+    if given.json:
+        print(json.dumps(document, indent=2))
+    else:
+        for kind, one in measured.items():
+            print(f"{kind}: " + json.dumps(one.summary()))
+        for bar in judged:
+            print(
+                f"{bar['name']}: {bar['value']} (asked for: at most {bar['bar']}, {'met' if bar['ok'] else 'NOT met'})"
+            )
+        print(f"load average {document['machine']}")
+    sys.exit(0 if all(bar["ok"] for bar in judged) else 1)
+
+
+if __name__ == "__main__":
+    main()
