@@ -3,8 +3,8 @@
 Two comparisons. Whole replicas: every end-to-end row of vLLM with Llama, Qwen3 or gpt-oss on the H100 and the B200 is
 simulated as a closed loop. Operator tables and specifications of both systems are used; what they lack (host, launches,
 efficiencies) is fitted to the rows of one system alone, and the other system's rows grade it, in both directions. No
-row is left out: saturated ones count in the bars, and the report shows errors without them beside. Overload: the
-recorded run on an RTX PRO 6000 gives the host's share of iterations, the one on an RTX 4090 grades.
+row is left out: saturated and misrecorded ones count in the bars, and the report shows errors without them beside.
+Overload: the recorded run on an RTX PRO 6000 gives the host's share of iterations, the one on an RTX 4090 grades.
 
 The fits are packaged; ``--refit`` makes those of the end-to-end rows anew (minutes) and writes them. The recorded
 material is looked for in ``--material``, else TRIMTAB_TEST_MATERIAL, else ``../shared``.
@@ -85,6 +85,7 @@ def end_to_end(perf: Path) -> dict[str, dict[str, object]]:
         table = read_silicon(perf, graded)
         errors = correcting.log_errors(perf, table, corrections[fitted])
         calm = np.array([not row.saturated for row in table])
+        known = np.array([not row.misrecorded for row in table])
         result[direction] = {
             "fitted_on": fitted,
             "graded_on": graded,
@@ -92,6 +93,8 @@ def end_to_end(perf: Path) -> dict[str, dict[str, object]]:
             "tpot": summary(errors[:, 1]),
             "saturated_rows": int((~calm).sum()),
             "without_saturated": {"ttft": summary(errors[calm, 0]), "tpot": summary(errors[calm, 1])},
+            "misrecorded_rows": int((~known).sum()),
+            "without_misrecorded": {"ttft": summary(errors[known, 0]), "tpot": summary(errors[known, 1])},
             "by_model": by_model(table, errors),
         }
     return result

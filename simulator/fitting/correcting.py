@@ -21,15 +21,15 @@ from simulator.fitting.operators import Correction
 from simulator.fitting.silicon import SiliconRow, predict_all
 from simulator.fitting.tables import Array
 
-_TIMES = ("host_s", "layer_s", "prefill_layer_s", "seq_s", "request_s")
-_UNITS = (1e-3, 10e-6, 20e-6, 10e-6, 10e-3)
+_TIMES = ("host_s", "layer_s", "prefill_layer_s", "seq_s", "request_s", "eager_layer_s")
+_UNITS = (1e-3, 10e-6, 20e-6, 10e-6, 10e-3, 20e-6)
 """What is a usual size of each of the times."""
 _FACTORS = ("weights_factor", "experts_factor", "token_factor", "kv_factor", "peak_share")
 _USUAL = (1.0, 1.0, 1.0, 1.0, 0.65)
 """What factors are where no row says otherwise. Products in bfloat16 on real data are known to hold some 65 % of the
 H100's nominal rate, since its power is limited."""
-_USUAL_TIMES = (0.5, 0.0, 0.5, 0.5, 0.5)
-_TIME_SPREADS = (3.0, 0.5, 3.0, 3.0, 3.0)
+_USUAL_TIMES = (0.5, 0.0, 0.5, 0.5, 0.5, 0.0)
+_TIME_SPREADS = (3.0, 0.5, 3.0, 3.0, 3.0, 3.0)
 """In their units; what kernels of a layer leave between them inside a CUDA graph is a few microseconds."""
 _FACTOR_SPREADS = (0.5, 0.5, 0.5, 0.5, 0.1)
 _MOST_CLIENTS = 32
@@ -37,6 +37,7 @@ _MOST_CLIENTS = 32
 _LINEAR_BEYOND = 0.1
 _STEP = 0.1
 _HALVINGS = 6
+_DECIMALS = 9
 
 
 @functools.cache
@@ -51,7 +52,10 @@ def corrections_document(corrections: dict[str, Correction]) -> str:
     head = (
         "# Written by `python -m bench.fidelity --refit`; each fitted to the end-to-end rows of its own system alone.\n"
     )
-    values = {system: dataclasses.asdict(one) for system, one in corrections.items()}
+    values = {
+        system: {name: round(value, _DECIMALS) for name, value in dataclasses.asdict(one).items()}
+        for system, one in corrections.items()
+    }
     return head + yaml.safe_dump(values, sort_keys=False)
 
 

@@ -58,6 +58,8 @@ class Deployment:
     kv_dtype: str = "bfloat16"
     moe_kernel: str = ""
     """Of the server, when the table of expert layers was measured with another one."""
+    decode_graphs_only: bool = False
+    """Whether the server was told to use CUDA graphs for batches that only decode, and for no part of others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Correction:
     """Gaps between kernels, each layer."""
     prefill_layer_s: float = 0.0
     """Launches outside CUDA graphs, each layer of an iteration with prefill."""
+    eager_layer_s: float = 0.0
+    """As much more where CUDA graphs are used for decoding only."""
     seq_s: float = 0.0
     """Host's and sampler's work for each sequence in an iteration."""
     weights_factor: float = 1.0
@@ -91,6 +95,7 @@ class OperatorTimes:
     """The parts of an iteration, whole model, without corrections; seconds and seconds per unit."""
 
     layers: int
+    decode_graphs_only: bool
     weights_s: float
     experts_s: float
     expert_share: float
@@ -109,6 +114,7 @@ class OperatorTimes:
         """The iteration model with a correction."""
         constant_s = self.constant_s + correction.layer_s * self.layers
         expert_token_s = self.expert_token_s * correction.token_factor
+        launches_s = correction.prefill_layer_s + (correction.eager_layer_s if self.decode_graphs_only else 0.0)
         return IterationModel(
             host_s=correction.host_s + constant_s,
             weights_s=self.weights_s * correction.weights_factor,
@@ -119,7 +125,7 @@ class OperatorTimes:
             attention_pair_s=self.attention_pair_s * correction.token_factor,
             experts_s=self.experts_s * correction.experts_factor,
             expert_share=self.expert_share,
-            prefill_s=correction.prefill_layer_s * self.layers,
+            prefill_s=launches_s * self.layers,
         )
 
 
@@ -159,6 +165,7 @@ def operator_times(perf: Path, deployment: Deployment, peak_share: float = 1.0) 
     errors = (("linear layers", roofline.error), ("decode attention", kv_error))
     return OperatorTimes(
         layers=layers,
+        decode_graphs_only=deployment.decode_graphs_only,
         weights_s=layers * (roofline.floor_s + experts.constant_s),
         experts_s=layers * experts.all_s,
         expert_share=experts.share,

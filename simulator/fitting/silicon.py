@@ -4,9 +4,9 @@ What a row leaves unsaid is taken from how it came about, never from what it mea
 benchmark InferenceX's (SemiAnalysis): its client sends ten requests for each connection, all connections start at
 once, lengths are drawn uniformly from 80 to 100 % of the stated ones, and figures are means; its scripts start the
 servers with 8,192 tokens a batch, without prefix cache, with KV in fp8 except for gpt-oss on the H100, and run the
-experts of gpt-oss by Marlin on the H100 and with activations in MXFP8 on the B200. Rows without a date and precision
-(Qwen3-32B) are aiconfigurator's own, in bfloat16; its benchmark sends prompts of exactly the stated length. All else is
-assumed to be the same.
+experts of gpt-oss by Marlin on the H100 and with activations in MXFP8 on the B200; Llama on the B200 has CUDA graphs
+for decoding only. Rows without a date and precision (Qwen3-32B) are aiconfigurator's own, in bfloat16; its benchmark
+sends prompts of exactly the stated length. All else is assumed to be the same.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def _deployment(architecture: Architecture, system: str, tensor_parallel: int, p
         kernel, kv_dtype = ("marlin", "bfloat16") if system == H100 else ("mxfp8", "fp8")
         return Deployment(system, architecture, tensor_parallel, "bfloat16", "w4a16_mxfp4", kv_dtype, kernel)
     dtype = {"": "bfloat16", "fp8": "fp8", "fp4": "nvfp4"}[precision]
-    return Deployment(system, architecture, tensor_parallel, dtype, "", "fp8" if precision else "bfloat16")
+    kv_dtype = "fp8" if precision else "bfloat16"
+    return Deployment(
+        system, architecture, tensor_parallel, dtype, kv_dtype=kv_dtype, decode_graphs_only=system == B200
+    )
 
 
 def engine_limits(row: SiliconRow) -> EngineLimits:

@@ -16,7 +16,7 @@ from simulator.fitting.closed_loop import Load, run_closed_loop
 from simulator.fitting.correcting import log_errors, packaged_corrections
 from simulator.fitting.curves import fit_non_negative
 from simulator.fitting.operators import Correction, OperatorTimes
-from simulator.fitting.overload import first_gauge_s, kv_blocks, series_error
+from simulator.fitting.overload import first_gauge_s, kv_blocks, read_gauges, series_error
 from simulator.fitting.silicon import B200, H100, read_silicon
 from simulator.fitting.tables import BenchRequest
 from simulator.fitting.targets import Estimate
@@ -88,7 +88,7 @@ def test_coefficients_that_would_be_negative_become_zero() -> None:
 
 
 def test_an_estimate_scales_memory_and_computing_apart() -> None:
-    times = OperatorTimes(10, 0.01, 0.0, 0.0, 0.002, 1e-5, 2e-6, 0.001, 1e-6, 1e-7, 1e-9, ())
+    times = OperatorTimes(10, False, 0.01, 0.0, 0.0, 0.002, 1e-5, 2e-6, 0.001, 1e-6, 1e-7, 1e-9, ())
     scaled = Estimate("twice the memory, a third of the FLOPS", 0.5, 3.0).scale(times)
     assert (scaled.weights_s, scaled.kv_token_s) == pytest.approx((0.005, 5e-8))
     assert (scaled.token_s, scaled.expert_token_s, scaled.attention_pair_s) == pytest.approx((3e-5, 6e-6, 3e-9))
@@ -158,9 +158,22 @@ def test_tpot_of_a_gpu_left_out_of_the_fit_is_within_15_percent(material: Path, 
     assert len(table) == {H100: 192, B200: 186}[graded]
     assert np.median(errors[:, 1]) <= 0.15
     assert np.quantile(errors[:, 1], 0.9) <= 0.35
-    # TTFT is off by more than the bar in both directions; this holds it where it is.
-    assert np.median(errors[:, 0]) <= 0.26
-    assert np.quantile(errors[:, 0], 0.9) <= 0.5
+    # The median of TTFT is within its bar from the H100 to the B200 only, its P90 in neither direction: held there.
+    assert np.median(errors[:, 0]) <= {H100: 0.19, B200: 0.15}[graded]
+    assert np.quantile(errors[:, 0], 0.9) <= 0.42
+
+
+def test_rows_whose_concurrency_was_written_down_wrongly_are_known_and_graded(material: Path) -> None:
+    table = read_silicon(material / "data" / "perf", H100)
+    wrong = [row for row in table if row.misrecorded]
+    assert len(wrong) == 9
+    assert {row.date for row in wrong} == {"2025-12-05", "2025-12-08"}
+    assert not [row for row in read_silicon(material / "data" / "perf", B200) if row.misrecorded]
+
+
+def test_the_recorded_server_had_2587_blocks(material: Path) -> None:
+    gauges = read_gauges(material / "data" / "perf", "RTX4090_Llama-3.1-8B")
+    assert kv_blocks(gauges.kv_usage) == 2587
 
 
 def test_simulate_profile_prints_estimates_as_such_and_refuses_unknown_names() -> None:
