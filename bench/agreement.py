@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bench._demo import PASSES, compared_demo
 from bench._live import LiveServer, live_fleet
 from simulator.core.profile import Profile
 from simulator.offline.disaggregated import disaggregated
@@ -174,7 +175,22 @@ def bars(cases: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
     return made
 
 
-def run(names: Sequence[str], *, seconds: float, seed: int, port: int) -> dict[str, Any]:
+def demo_bars(found: dict[str, Any]) -> list[dict[str, object]]:
+    """A bar for each pass of the demo and quantile."""
+    made = []
+    for name in PASSES:
+        for share in QUANTILES:
+            value = {
+                f"{service} {latency}": abs(one["error"])
+                for service, shares in found[name]["services"].items()
+                for latency, one in shares[share].items()
+            }
+            ok = max(value.values()) <= BAR
+            made.append({"name": f"demo_{name}_{share}_error", "value": value, "bar": BAR, "ok": ok})
+    return made
+
+
+def run(names: Sequence[str], *, seconds: float, seed: int, port: int, demo: bool = False) -> dict[str, Any]:
     """All cases, one after the other, as one document."""
     profile = find_profile(packaged_profiles(), PROFILE)
     with tempfile.TemporaryDirectory(prefix="agreement-") as folder:
@@ -190,6 +206,7 @@ def run(names: Sequence[str], *, seconds: float, seed: int, port: int) -> dict[s
             )
             for name in names
         ]
+        passes = compared_demo(seconds=seconds, seed=seed, folder=Path(folder) / "demo", port=port) if demo else None
     return {
         "bench": "agreement",
         "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
@@ -202,7 +219,8 @@ def run(names: Sequence[str], *, seconds: float, seed: int, port: int) -> dict[s
             "tokens_per_chunk": STREAM_INTERVAL,
         },
         "results": cases,
-        "bars": bars(cases),
+        "demo": passes,
+        "bars": bars(cases) + (demo_bars(passes) if passes is not None else []),
     }
 
 
@@ -221,21 +239,44 @@ def _print_table(report: dict[str, Any]) -> None:
                 )
 
 
+def _print_demo(found: dict[str, Any]) -> None:
+    load = found["load_average"]
+    print(f"demo: load average {load['before']:.1f} to {load['after']:.1f}")
+    for name in PASSES:
+        one = found[name]
+        moved = ", ".join(str(count) for count in one["transitions"]["virtual"])
+        print(
+            f"  {name}: sent late by at most {one['sent_late_max_s']:.3f} s; transitions live "
+            f"{one['transitions']['live']}, virtual {moved}"
+        )
+        for service, shares in one["services"].items():
+            for share, latencies in shares.items():
+                for latency, figures in latencies.items():
+                    print(
+                        f"    {service:7s} {latency:4s} {share}: live {figures['live_s']:.3f} s, virtual "
+                        f"{figures['virtual_s']:.3f} s ({figures['least_s']:.3f} to {figures['most_s']:.3f}), "
+                        f"{figures['error']:+.1%}"
+                    )
+
+
 def main() -> int:
     """Print what was compared; exit status 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description="live latencies against those of virtual time")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--seconds", type=float, default=90.0, help="length of each live run")
     parser.add_argument("--case", choices=sorted(RATES_RPS), help="only this one")
+    parser.add_argument("--demo", action="store_true", help="compare both passes of the demo, too: five minutes more")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--port-base", type=int, default=PORT_BASE, help=f"of the live stack (default {PORT_BASE})")
     arguments = parser.parse_args()
     names = [arguments.case] if arguments.case else sorted(RATES_RPS)
-    report = run(names, seconds=arguments.seconds, seed=arguments.seed, port=arguments.port_base)
+    report = run(names, seconds=arguments.seconds, seed=arguments.seed, port=arguments.port_base, demo=arguments.demo)
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
         _print_table(report)
+        if report["demo"] is not None:
+            _print_demo(report["demo"])
     return 0 if all(bar["ok"] for bar in report["bars"]) else 1
 
 
