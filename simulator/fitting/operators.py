@@ -42,8 +42,8 @@ _MXFP4_BYTES = 0.53
 """Of one weight with its part of a scale."""
 _KERNEL_RATIO = {"marlin": 1 / 0.629, "mxfp8": 0.5}
 """Time of compute-bound expert products over that of the table's kernel, for kernels that no table has. Marlin uses
-the instructions of the generation before, which reach 62.9 % of the H100's rate (Luo et al., 2024, arXiv:2402.13499);
-activations in MXFP8 run at twice the rate of bfloat16 (specification)."""
+the instructions of the generation before, which reach some 63 % of the H100's rate (microbenchmarks of Hopper,
+arXiv:2402.13499); activations in MXFP8 run at twice the rate of bfloat16 (specification)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
