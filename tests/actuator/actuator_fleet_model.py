@@ -83,6 +83,8 @@ class Server:
     # How deep it sleeps, and whether its GPUs hold its model's weights.
     level: int = 0
     has_weights: bool = True
+    # A token came since it was last put to sleep.
+    proved: bool = False
     waiting: int | None = 0
     kv_usage: float | None = 0.0
     requests: list[Request] = field(default_factory=list)
@@ -196,6 +198,7 @@ class Fleet:
         server.by_others = False
         if server.moving is ActionKind.SLEEP:
             server.asleep = server.slept_before = True
+            server.proved = False
             server.memory_free_s = self.now_s + MEMORY_LAG_S
             server.has_weights = server.level == 1
         else:
@@ -231,6 +234,7 @@ class Fleet:
             doing.outcome, doing.outcome_s = failed(action, "no token"), self.now_s + CANARY_TIMEOUT_S
         else:
             doing.outcome = Outcome(kind=action.kind, replica=action.replica, ok=True)
+            server.proved = True
             if not server.has_weights:
                 self.broken.append(f"{action.replica} is asked for a token without its weights")
         return doing
@@ -311,6 +315,7 @@ class Fleet:
         """Somebody else puts it to sleep; what it was doing is lost."""
         server = self.servers[name]
         server.asleep = server.slept_before = server.by_others = True
+        server.proved = False
         server.moving = None
         server.requests.clear()
 

@@ -14,10 +14,11 @@ from actuator_invariants import broken_by
 
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
-from actuator.core.model import ActionKind, Floor, Operation, Spec, State
+from actuator.core.model import ActionKind, Floor, Goal, Operation, Spec, State
 from actuator.core.model import Gateway as Statement
 from actuator.core.tick import Tick, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
+from trimtab.words import LifeCycle
 
 __all__ = ["LIMITS", "STEP_S", "Gateway", "Request", "Rig", "Server", "spec"]
 
@@ -111,11 +112,16 @@ class Rig:
             self.outcomes.clear()
             result = fail_static(told, self.world(), now_s=self.now_s, limits=LIMITS)
             self.broken.extend(broken_by(state, result.state))
+            self.broken.extend(_hidden_still(result.state))
             self._take(result)
+            if self.dies_after is not None:
+                self.dies_after = None
+                self.crash()
             return
         outcomes, self.outcomes = self.outcomes, []
         result = tick(told, self.world(), outcomes, now_s=self.now_s, limits=LIMITS)
         self.broken.extend(broken_by(state, result.state))
+        self._check_proved(state, result.state)
         dies_after, self.dies_after = self.dies_after, None
         if self.store_breaks is not None:
             if self.store_breaks:
@@ -134,6 +140,15 @@ class Rig:
     def _take(self, result: Tick) -> None:
         self.memory = result.state
         self.revisions.append(result.state.meta.endpoint_revision)
+
+    def _check_proved(self, old: State, new: State) -> None:
+        """Nothing is shown before a token came from it."""
+        for name, replica in new.replicas.items():
+            before, server = old.replicas.get(name), self.servers.get(name)
+            newly = replica.routable and before is not None and not before.routable
+            if newly and server is not None and server.up(self.now_s) and not server.asleep and not server.proved:
+                unseen = self.now_s - server.started_s <= self.fleet.blind_s + STEP_S
+                self.broken.extend([] if unseen else [f"{name} is shown, and no token came from it"])
 
     def _told(self, state: State) -> State:
         """With what the gateways have said."""
@@ -294,3 +309,17 @@ class Rig:
         """One operation."""
         assert self.memory is not None
         return self.memory.operations[operation_id]
+
+
+def _hidden_still(state: State) -> list[str]:
+    """What a release keeps hidden while the store is away, and was not asked to sleep."""
+    return [
+        f"{step.replica} stays hidden while the store is away"
+        for operation in state.operations.values()
+        for step in operation.steps
+        if not step.finished
+        and step.goal is Goal.ASLEEP
+        and step.asked is not ActionKind.SLEEP
+        and step.replica in state.replicas
+        and state.replicas[step.replica].life_cycle is LifeCycle.DRAINING
+    ]
