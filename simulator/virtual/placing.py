@@ -32,7 +32,7 @@ from simulator.virtual.staged_gateway import StagedGateway
 from trimtab.words import HoldOwner, LifeCycle
 
 WRITER = "pre-scheduler"
-RETRY_PLACEMENT_S = 30.0
+RETRY_PLACEMENT_S = 5.0
 """The pre-scheduler's `retry_placement_s`: the first wait when what was placed is missing again."""
 _LEAVING = frozenset({LifeCycle.DRAINING, LifeCycle.TERMINATING})
 
