@@ -1,0 +1,45 @@
+"""What the bench of ranks makes of windows: correlations by model and over all models."""
+
+import numpy as np
+import pytest
+
+from bench.ranks import ranked
+from simulator.calibration.windows import Windows
+from simulator.traces.probes import MODELS
+
+
+def windows(pressure: list[float]) -> Windows:
+    """Windows of these pressures, and nothing else to tell them apart."""
+    same = np.ones(len(pressure))
+    return Windows(
+        run=np.zeros(len(pressure), dtype=np.int64),
+        end_s=5.0 * np.arange(1, len(pressure) + 1),
+        prefill_tps=same,
+        decode_tps=same,
+        running=same,
+        waiting=same,
+        kv_usage_ratio=same,
+        request_rps=same,
+        pressure=np.array(pressure),
+        attained=same,
+        requests=same,
+    )
+
+
+def test_a_signal_can_rank_within_each_model_and_yet_not_across_them() -> None:
+    pressures = {model: [0.5 + 0.1 * place for place in range(5)] for model in MODELS}
+    judged = {model: windows(values) for model, values in pressures.items()}
+    comparable = {model: 1.0 / np.array(values) for model, values in pressures.items()}
+    spearman, kendall = ranked(comparable, judged)
+    assert {name: pytest.approx(rank) for name, rank in spearman.items()} == dict.fromkeys([*MODELS, "all"], 1.0)
+    assert kendall["all"] == pytest.approx(1.0)
+    # The same order within each model, on scales that lie apart.
+    apart = {model: comparable[model] + 10.0 * number for number, model in enumerate(MODELS)}
+    within, _ = ranked(apart, judged)
+    assert all(within[model] == pytest.approx(1.0) for model in MODELS)
+    assert within["all"] is not None
+    assert within["all"] < 0.5
+    gaps = {model: np.where(np.arange(5) == 0, np.nan, values) for model, values in comparable.items()}
+    assert ranked(gaps, judged)[0]["all"] == pytest.approx(1.0)
+    constant, _ = ranked({model: np.ones(5) for model in MODELS}, judged)
+    assert constant[MODELS[0]] is None
