@@ -1,1 +1,7 @@
 """The `trimtab` command: what people run. It starts services only as processes and speaks to them over gRPC."""
+
+import os
+
+# The commands that run a stack start processes while gRPC's threads are at work. A child execs at once and has no use
+# for gRPC's fork handlers, which run in it all the same and may end it before that. Read when grpc is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

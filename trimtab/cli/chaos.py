@@ -53,9 +53,6 @@ def chaos_command(
     as_json: Annotated[bool, typer.Option("--json", help="The counts as one JSON document, nothing else.")] = False,
 ) -> None:
     """Kill, hang and break everything under load, and count what Trimtab lost; exit 1 when a bar is missed."""
-    # This process serves gRPC and starts others. Its children exec at once and need no help of gRPC's, which else
-    # complains on stderr at each start.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     base = endpoints_of(context).port_base if port_base is None else port_base
     console.quiet = as_json
     try:
