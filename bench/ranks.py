@@ -21,7 +21,7 @@ import numpy as np
 from simulator.calibration.calibrating import Form
 from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
 from simulator.calibration.fixed import run_fixed
-from simulator.calibration.ranks import kendall, spearman
+from simulator.calibration.ranks import kendall, ranks, spearman
 from simulator.calibration.shares import z_of
 from simulator.calibration.signals import RAW
 from simulator.calibration.sweeps import Sweep, fit_windows
@@ -76,6 +76,27 @@ def ranked(values: Mapping[str, Floats], windows: Mapping[str, Windows]) -> tupl
     }
 
 
+def told_apart(values: Mapping[str, Floats], windows: Mapping[str, Windows]) -> dict[str, float | None]:
+    """By another measure of health, over all models: the share of requests within the SLO.
+
+    Most windows have a share of 1 and cannot be ranked by it. `healthy`: how often a window that keeps the SLO ranks
+    above one that does not (area under the curve, 0.5 by chance). `lost`: Spearman's correlation with the share where it
+    is below 1. Either direction of a signal counts.
+    """
+    signal = np.concatenate([values[model] for model in MODELS])
+    known = ~np.isnan(signal)
+    signal = signal[known]
+    attained = np.concatenate([windows[model].attained for model in MODELS])[known]
+    keeps = np.concatenate([windows[model].pressure for model in MODELS])[known] <= 1.0
+    pairs = float(keeps.sum()) * float((~keeps).sum())
+    above = float(ranks(signal)[keeps].sum()) - keeps.sum() * (keeps.sum() + 1) / 2.0
+    lost = spearman(signal[attained < 1.0], attained[attained < 1.0])
+    return {
+        "healthy": max(above / pairs, 1.0 - above / pairs) if pairs else None,
+        "lost": None if lost is None else abs(lost),
+    }
+
+
 def run(seeds: int) -> dict[str, object]:
     """Everything as one document."""
     known = profiles()
@@ -85,12 +106,12 @@ def run(seeds: int) -> dict[str, object]:
         form: {model: fit(fits[model], SLOS[model]) for model in MODELS} for form, fit in _FITS.items()
     }
     windows = unseen(seeds)
-    signals: dict[str, tuple[Ranks, Ranks]] = {}
-    for form, own in shares.items():
-        z = {model: z_of(windows[model], own[model], SLOS[model]) for model in MODELS}
-        signals[f"Z ({form})"] = ranked(z, windows)
-    for name, of in RAW.items():
-        signals[name] = ranked({model: of(windows[model]) for model in MODELS}, windows)
+    values: dict[str, dict[str, Floats]] = {
+        f"Z ({form})": {model: z_of(windows[model], own[model], SLOS[model]) for model in MODELS}
+        for form, own in shares.items()
+    }
+    values |= {name: {model: of(windows[model]) for model in MODELS} for name, of in RAW.items()}
+    signals = {name: ranked(own, windows) for name, own in values.items()}
     z_ranks = signals[f"Z ({SHIPPED})"][0]
     lead = {
         name: None if rank is None else rank - max(abs(signals[raw][0][name] or 0.0) for raw in RAW)
@@ -109,7 +130,7 @@ def run(seeds: int) -> dict[str, object]:
             "seeds": list(HELD_OUT_SEEDS[:seeds]),
             "loads": list(LOADS),
             "windows": {model: len(windows[model]) for model in MODELS},
-            "healthy": {model: float(np.mean(windows[model].pressure <= 1.0)) for model in MODELS},
+            "share_healthy": {model: float(np.mean(windows[model].pressure <= 1.0)) for model in MODELS},
         },
         "profiles": {
             form.value: {model: share.model_dump(by_alias=True) for model, share in own.items()}
@@ -121,8 +142,9 @@ def run(seeds: int) -> dict[str, object]:
             }
             for form, own in shares.items()
         },
-        "spearman": {name: ranks for name, (ranks, _) in signals.items()},
-        "kendall": {name: ranks for name, (_, ranks) in signals.items()},
+        "spearman": {name: found for name, (found, _) in signals.items()},
+        "kendall": {name: found for name, (_, found) in signals.items()},
+        "told_apart": {name: told_apart(own, windows) for name, own in values.items()},
         "bars": [dataclasses.asdict(bar) for bar in bars],
     }
 
@@ -131,9 +153,14 @@ def _print_table(report: dict[str, object]) -> None:
     for measure in ("spearman", "kendall"):
         rows = report[measure]
         print(f"{measure:28}" + "".join(f"{name:>12}" for name in (*MODELS, "all")))
-        for name, ranks in rows.items() if isinstance(rows, dict) else ():
-            print(f"{name:28}" + "".join(f"{ranks[key]:12.3f}" for key in (*MODELS, "all")))
+        for name, found in rows.items() if isinstance(rows, dict) else ():
+            print(f"{name:28}" + "".join(f"{found[key]:12.3f}" for key in (*MODELS, "all")))
         print()
+    apart = report["told_apart"]
+    print(f"{'by the share within the SLO':28}{'healthy':>12}{'lost':>12}")
+    for name, found in apart.items() if isinstance(apart, dict) else ():
+        print(f"{name:28}{found['healthy']:12.3f}{found['lost']:12.3f}")
+    print()
     separation = report["separation"]
     for form, models in separation.items() if isinstance(separation, dict) else ():
         for model, found in models.items():

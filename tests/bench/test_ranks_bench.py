@@ -1,9 +1,11 @@
 """What the bench of ranks makes of windows: correlations by model and over all models."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from bench.ranks import ranked
+from bench.ranks import ranked, told_apart
 from simulator.calibration.windows import Windows
 from simulator.traces.probes import MODELS
 
@@ -43,3 +45,14 @@ def test_a_signal_can_rank_within_each_model_and_yet_not_across_them() -> None:
     assert ranked(gaps, judged)[0]["all"] == pytest.approx(1.0)
     constant, _ = ranked({model: np.ones(5) for model in MODELS}, judged)
     assert constant[MODELS[0]] is None
+
+
+def test_shares_within_the_slo_tell_windows_apart_only_where_they_differ() -> None:
+    pressure = [0.2, 0.4, 0.9, 1.1, 1.5, 3.0]
+    one = windows(pressure)
+    judged = {model: dataclasses.replace(one, attained=np.array([1.0, 1.0, 1.0, 0.9, 0.5, 0.1])) for model in MODELS}
+    found = told_apart({model: 1.0 / np.array(pressure) for model in MODELS}, judged)
+    assert found == {"healthy": pytest.approx(1.0), "lost": pytest.approx(1.0)}
+    # One healthy window of three ranks below all lost ones, in each model.
+    mixed = told_apart({model: np.array([9.0, 8.0, 0.0, 3.0, 2.0, 1.0]) for model in MODELS}, judged)
+    assert mixed["healthy"] == pytest.approx(2 / 3)
