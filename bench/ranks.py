@@ -80,8 +80,8 @@ def told_apart(values: Mapping[str, Floats], windows: Mapping[str, Windows]) -> 
     """By another measure of health, over all models: the share of requests within the SLO.
 
     Most windows have a share of 1 and cannot be ranked by it. `healthy`: how often a window that keeps the SLO ranks
-    above one that does not (area under the curve, 0.5 by chance). `lost`: Spearman's correlation with the share where it
-    is below 1. Either direction of a signal counts.
+    above one that does not (area under the curve, 0.5 by chance). `lost`: Spearman's correlation with the share where
+    it is below 1. Either direction of a signal counts.
     """
     signal = np.concatenate([values[model] for model in MODELS])
     known = ~np.isnan(signal)
