@@ -169,7 +169,7 @@ def with_spec(pool: Pool, **spec: object) -> Pool:
     return pool.model_copy(update={"spec": type(pool.spec).model_validate({**fields, **spec})})
 
 
-_KV_SPACE = {"high": (0.2, 0.35, 0.5), "low": (0.05, 0.15, 0.25)}
+_KV_SPACE = {"high": (0.1, 0.2, 0.35, 0.5), "low": (0.05, 0.1, 0.15, 0.25)}
 _SPACES: Mapping[str, Mapping[str, Sequence[float]]] = {
     "hpa-running": {"target": (4.0, 8.0, 16.0, 32.0), "down_window_s": (0.0, 30.0), "period_s": (5.0,)},
     "aibrix-apa": {
@@ -208,7 +208,7 @@ def _kv_contenders() -> Iterator[Contender]:
             name=f"kv-auto-{period_s:g}s",
             about=f"queue-aware KV-Auto at its best thresholds, each {period_s:g} s",
             controller=_baseline("kv-auto-queue"),
-            start={"high": 0.35, "low": 0.15, "period_s": period_s},
+            start={"high": 0.2, "low": 0.15, "period_s": period_s},
             space={**_KV_SPACE, "period_s": (period_s,)},
         )
 
