@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from simulator.baselines.aibrix import Kpa
 from simulator.baselines.dynamo_load import DynamoLoad
+from simulator.baselines.dynamo_sla import DynamoSla, Forecast
 from simulator.baselines.hpa import Hpa, HpaMetric
 from simulator.baselines.interface import Desired, EachRole, FleetView, RoleKey, Signal, started
 from simulator.baselines.oracle import Oracle, demand_of
@@ -114,6 +115,17 @@ def _dynamo(setting: Setting) -> Tick:
     return started(EachRole(DynamoLoad(**{name: setting[name] for name in names})))
 
 
+def _dynamo_sla(setting: Setting) -> Tick:
+    planner = DynamoSla(
+        prefill=day.prefill_profile(),
+        decode=day.decode_profile(),
+        itl_s=day.SLO.tpot_s,
+        forecast=Forecast.KALMAN if setting["kalman"] else Forecast.CONSTANT,
+        period_s=setting["period_s"],
+    )
+    return started(EachRole(planner))
+
+
 def _oracle(setting: Setting, trace: Sequence[TraceRequest]) -> ScaledController:
     """Knows how many tokens come within its horizon, which is as long as a replica takes to start, and a little."""
     unit_rps = day.pressure_test().unit_rps
@@ -186,6 +198,13 @@ CONTENDERS: Mapping[str, Contender] = {
             "queue_down": (0.05, 0.1, 0.2),
             "period_s": (10.0, 30.0, 180.0),
         },
+    ),
+    "dynamo-sla": Contender(
+        about="Dynamo's SLA planner: forecast load over what the engine model profiles of a replica",
+        make=_baseline(_dynamo_sla),
+        first_units=_at_midnight,
+        setting={"kalman": 1.0, "period_s": 30.0},
+        space={"kalman": (0.0, 1.0), "period_s": (10.0, 30.0, 60.0, 180.0)},
     ),
     "oracle": Contender(
         about="knows the tokens of the next two minutes, each role by itself",

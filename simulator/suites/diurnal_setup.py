@@ -14,7 +14,9 @@ import math
 import numpy as np
 
 from actuator.core.world import Node
+from simulator.baselines.dynamo_sla import DecodeProfile, PrefillProfile
 from simulator.core.profile import Profile
+from simulator.core.timing import BatchWork
 from simulator.evaluation.statistics import Slo
 from simulator.offline.ratio_sweep import SERVICE_A, goodput, workload
 from simulator.profiles import find_profile, packaged_profiles
@@ -92,6 +94,39 @@ def pressure_test(units: int = PEAK_UNITS) -> Pressure:
         prefill_requests=window.load_rps * float(np.mean(window.ttft_s)) / (units * UNIT.prefill),
         decode_requests=decode_tps * float(np.mean(window.tbt_s)),
         gpu_utilisation=window.values[Signal.PREFILL_GPU] or 0.0,
+    )
+
+
+def prefill_profile() -> PrefillProfile:
+    """What Dynamo's planner profiles of prefill: a prompt alone on a replica."""
+    timing = profile().iteration_model()
+    lengths = tuple(float(tokens) for tokens in (500, 1000, 2000, 4000, 8000))
+    ttft_s = tuple(timing.iteration_s(BatchWork(round(one), 0, 0, one * one / 2)) for one in lengths)
+    return PrefillProfile(
+        prompt_tokens=lengths,
+        ttft_s=ttft_s,
+        tps=tuple(one / seconds for one, seconds in zip(lengths, ttft_s, strict=True)),
+    )
+
+
+def decode_profile() -> DecodeProfile:
+    """The same of decode: batches of equal contexts, as many as fit into the KV cache."""
+    one = profile()
+    timing, room = one.iteration_model(), one.num_gpu_blocks * one.limits.block_size
+    contexts = tuple(float(tokens) for tokens in (1000, 2000, 3000, 4000, 6000))
+    batches = tuple(float(count) for count in (1, 8, 16, 32, 64, 96, 128))
+    # A batch beyond the cache waits for itself to end: its tokens come that much slower.
+    return DecodeProfile(
+        context_tokens=contexts,
+        batch=batches,
+        itl_s=tuple(
+            tuple(
+                timing.iteration_s(BatchWork(0, round(count), round(count * tokens), 0.0))
+                * max(1.0, count * tokens / room)
+                for count in batches
+            )
+            for tokens in contexts
+        ),
     )
 
 

@@ -38,7 +38,7 @@ def test_a_unit_at_its_target_load_shows_what_the_targets_are() -> None:
     assert target.target_per_replica == pytest.approx(found.decode_tps)
 
 
-@pytest.mark.parametrize("name", ["static-mean", "hpa-custom", "kpa", "dynamo-load", "oracle", "trimtab"])
+@pytest.mark.parametrize("name", ["static-mean", "hpa-custom", "kpa", "dynamo-load", "dynamo-sla", "oracle", "trimtab"])
 def test_every_contender_answers_every_request_within_its_bounds(name: str) -> None:
     result = run_case(300.0, Case(name, "day", 1))
     assert (result.policy, len(result.requests)) == (name, len(day.requests_of_day(1, 300.0)))
@@ -52,6 +52,19 @@ def test_every_contender_answers_every_request_within_its_bounds(name: str) -> N
         pairs = {(p.at_s, p.role): p.desired for p in result.timeline}
         units = {at_s: count for (at_s, role), count in pairs.items() if role == Role.DECODE.value}
         assert all(pairs[at_s, Role.PREFILL.value] == day.UNIT.prefill * count for at_s, count in units.items())
+
+
+def test_what_dynamo_profiles_is_what_a_replica_does() -> None:
+    prefill, decode = day.prefill_profile(), day.decode_profile()
+    assert prefill.expected_ttft_s(3000) < day.SLO.ttft_s
+    assert list(prefill.ttft_s) == sorted(prefill.ttft_s)
+    found = day.pressure_test()
+    needed = found.unit_rps / day.UNIT.prefill * 3000
+    assert 0.9 * needed < prefill.replica_tps(3000) < 1.6 * needed, (
+        "a unit's prefill replicas carry its rate, and not much more"
+    )
+    assert decode.best_tps(day.SLO.tpot_s, 3175) > found.decode_tps
+    assert all(list(row) == sorted(row) for row in decode.itl_s)
 
 
 def test_each_role_has_a_scaler_of_its_own() -> None:
