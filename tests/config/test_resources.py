@@ -157,6 +157,18 @@ def test_an_empty_message_names_what_it_lacks() -> None:
     assert {item.field for item in caught.value.violations} == {"metadata", "spec"}
 
 
+def test_the_slow_loop_is_twice_the_fast_one_unless_it_is_given() -> None:
+    for asked, expected in (({}, 2.0), ({"rescueIntervalS": 5}, 10.0), ({"rebalanceIntervalS": 30}, 30.0)):
+        document = copy.deepcopy(POOL)
+        for name in ("rescueIntervalS", "rebalanceIntervalS"):
+            document["spec"].pop(name, None)
+        document["spec"] |= asked
+        pool = parse_document(document)
+        assert isinstance(pool, Pool)
+        assert pool.spec.rebalance_interval_s == expected
+        assert parse_pool(pool_to_proto(pool)) == pool
+
+
 def test_every_field_of_the_contract_is_known_to_the_domain() -> None:
     """A field added to one side alone would be dropped without a word."""
     for message, model in (

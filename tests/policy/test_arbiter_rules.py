@@ -122,7 +122,7 @@ def test_who_just_gained_is_not_judged_by_a_window_from_before():
     assert moves(verdict) is None
     assert [item.reason for item in verdict.candidates] == ["moved 2 s ago: its Z has not seen it"]
     assert moves(slow(picture, settle_s=5.0)) is None
-    assert moves(fast(picture)) is not None
+    assert moves(fast(picture, settle_s=0.0)) is not None
     assert moves(fast(dataclasses.replace(picture, members=(moved(members[0], 5.0), members[1])), settle_s=5.0))
 
 

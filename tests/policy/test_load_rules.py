@@ -75,7 +75,7 @@ def test_in_an_overload_load_is_levelled_and_not_swapped():
     assert moves(fast(pool_of(after, {"chat-0", "chat-1", "code-2", "code-3"}))) is None
 
 
-LOAD = PoolRules(allocation="load")
+LOAD = PoolRules(allocation="load", load=LoadRule(max_wakes=1))
 
 
 def test_the_whole_pool_is_solved_for_the_least_worst_load():

@@ -213,6 +213,19 @@ def test_a_move_is_remembered_from_its_end():
     assert state.memory(key(receiver)).elasticity.before_replicas == 1
 
 
+def test_a_move_that_was_taken_back_is_none():
+    """A failed transition must not make its receiver wait until its window has seen what never happened."""
+    given = tick_of(EIGHT, LOADS, maxTransitions=1)
+    first = decide_pool(given)
+    working = decide_pool(replace(taken(given, first, "op-1"), now_s=START_S + 3))
+    calm = tuple((name, window(**QUIET)) for name, _ in given.views)
+    back = replace(given, now_s=START_S + 4, state=working.state, views=calm)
+    assert {item.moved_at_s for item in decide_pool(back).state.members} == {None}
+    done = replace(back, awake=first.awake, replicas=facts(given.overlay, first.awake))
+    moved = {item.key.service for item in decide_pool(done).state.members if item.moved_at_s == START_S + 3}
+    assert moved == services(first)
+
+
 @pytest.mark.parametrize("life_cycle", [LifeCycle.UNKNOWN, None])
 def test_a_node_that_cannot_be_read_closes_the_pool(life_cycle):
     given = tick_of({"chat": 1, "code": 15}, {"chat": STARVING, "code": QUIET}, nodes=2)

@@ -164,6 +164,7 @@ def test_an_overload_does_not_swing(rules):
 
 def test_by_z_alone_a_fast_loop_swings_unless_it_lets_windows_settle():
     """Why `settleS` is there: each window still shows the need from before the wake, so the loop gives again."""
-    hasty, _ = run({"chat": 2.4, "code": 1.4}, {"chat": 1, "code": 5}, 240, rules={"load": {"enabled": False}})
+    hasty_rules = {"load": {"enabled": False}, "settleS": 0}
+    hasty, _ = run({"chat": 2.4, "code": 1.4}, {"chat": 1, "code": 5}, 240, rules=hasty_rules)
     settled, _ = run({"chat": 2.4, "code": 1.4}, {"chat": 1, "code": 5}, 240, rules=RULES["by Z alone"])
     assert len(hasty) > 10 * len(settled)

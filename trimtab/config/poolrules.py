@@ -34,7 +34,7 @@ class LoadRule(Spec):
     backlog_horizon_s: Seconds = 10.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
     memory_s: float = Field(0.0, ge=0, le=86_400)
-    max_wakes: int = Field(1, ge=1, le=64)
+    max_wakes: int = Field(2, ge=1, le=64)
 
 
 class PoolRules(Spec):
@@ -58,7 +58,7 @@ class PoolRules(Spec):
     load: LoadRule = LoadRule()
     prediction: PredictionWord = "capacity"
     stage_guard: bool = True
-    settle_s: float = Field(0.0, ge=0, le=86_400)
+    settle_s: float = Field(5.0, ge=0, le=86_400)
     priority_base: float = Field(1.0, ge=1, le=10)
     overload: OverloadWord = "rescue"
     donor_margin: float = Field(0.0, ge=0, le=10)
@@ -67,4 +67,4 @@ class PoolRules(Spec):
     @classmethod
     def plain(cls) -> Self:
         """TRE's own rules: Z alone, the power law, one cadence after the other."""
-        return cls(load=LoadRule(enabled=False), prediction="power", stage_guard=False)
+        return cls(load=LoadRule(enabled=False), prediction="power", stage_guard=False, settle_s=0.0)

@@ -6,6 +6,7 @@ them together; nothing here knows of YAML, gRPC or the store.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -231,12 +232,22 @@ class PoolSpec(Spec):
     cluster: Name
     gpus: tuple[NodeGpus, ...] = Field(min_length=1, max_length=MAX_POOL_GPUS)
     members: tuple[PoolMember, ...] = Field(min_length=1, max_length=256)
-    rescue_interval_s: Seconds = 5.0
-    rebalance_interval_s: Seconds = 10.0
+    rescue_interval_s: Seconds = 1.0
+    rebalance_interval_s: Seconds = 2.0
     residence_s: float = Field(20.0, ge=0, le=86_400)
     drain_timeout_s: Seconds = 2.0
     sleep_level: Literal[1, 2] = 1
     rules: PoolRules = PoolRules()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _slow_is_twice_the_fast(cls, data: object) -> object:
+        """Who gives the fast loop alone means the slow one to be slower."""
+        if not isinstance(data, Mapping) or "rebalanceIntervalS" in data or "rebalance_interval_s" in data:
+            return data
+        rescue_s = data.get("rescueIntervalS", data.get("rescue_interval_s"))
+        known = isinstance(rescue_s, int | float) and not isinstance(rescue_s, bool)
+        return {**data, "rebalanceIntervalS": 2.0 * rescue_s} if known else data
 
     @property
     def budget_gpus(self) -> int:

@@ -5,6 +5,7 @@ The result is what the arbiter looks at, and the memories for the next tick.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
@@ -28,12 +29,17 @@ MAX_PRIORITY_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class MemberMemory:
-    """What is kept of one member from tick to tick. `moved_at_s`: the end of its last move, as far as it was seen."""
+    """What is kept of one member from tick to tick.
+
+    `moved_at_s`: the end of its last move, as far as it was seen; `moved_to`: the awake replicas that the move was to
+    leave it. With another number the move was taken back, and is none.
+    """
 
     key: MemberKey
     share: ShareState = field(default_factory=ShareState)
     received_at_s: float | None = None
     moved_at_s: float | None = None
+    moved_to: int | None = None
     output: OutputMemory = field(default_factory=OutputMemory)
     queue: QueueMemory = field(default_factory=QueueMemory)
     elasticity: Elasticity = field(default_factory=Elasticity)
@@ -121,7 +127,8 @@ def _one(
     load = load_of(rules.load, profile, view, front, tpot_s=policy.spec.slo.tpot_s, routable=routable, memory=output)
     arrivals = remember_arrivals(memory.arrivals, load, front.window_end_s, rules.load.memory_s)
     load = None if load is None else replace(load, usual=arrivals.arriving)
-    moved_at_s = now_s if moves else memory.moved_at_s
+    stands = memory.moved_to is None or memory.moved_to == counts.awake.get(key, 0)
+    moved_at_s = now_s if moves else memory.moved_at_s if stands else None
     elasticity = memory.elasticity
     seen_at_s = None if moved_at_s is None else moved_at_s + max(EFFECT_AFTER_S, rules.settle_s)
     if seen_at_s is not None and view.window_end_s is not None and view.window_end_s >= seen_at_s:
@@ -142,7 +149,17 @@ def _one(
         exponent=elasticity.exponent,
         lost_at_capacity=congestion(profile, policy.spec.slo),
     )
-    return member, MemberMemory(key, share_state, memory.received_at_s, moved_at_s, output, queue, elasticity, arrivals)
+    kept = replace(
+        memory,
+        share=share_state,
+        moved_at_s=moved_at_s,
+        moved_to=memory.moved_to if stands else None,
+        output=output,
+        queue=queue,
+        elasticity=elasticity,
+        arrivals=arrivals,
+    )
+    return member, kept
 
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
@@ -180,22 +197,32 @@ def _takes_held(pool: Pool, entry: PoolMember, routable: Mapping[MemberKey, int]
 def note_move(
     memories: tuple[MemberMemory, ...],
     members: tuple[MemberState, ...],
-    routable: Mapping[MemberKey, int],
+    counts: Mapping[MemberKey, tuple[int, int]],
     transition: Transition,
     now_s: float,
 ) -> tuple[MemberMemory, ...]:
-    """The memories once `transition` is decided: who gains, who moves, and how they stood before."""
-    receivers = {MemberKey(change.service, change.role) for change in transition.wakes}
-    moved = receivers | {MemberKey(change.service, change.role) for change in transition.releases}
+    """The memories once `transition` is decided: who gains, who moves, and how they stood before.
+
+    `counts` are awake and routable replicas by member, before it.
+    """
+    gained = Counter(MemberKey(change.service, change.role) for change in transition.wakes)
+    given = Counter(MemberKey(change.service, change.role) for change in transition.releases)
     states = {item.key: item for item in members}
     found: list[MemberMemory] = []
     for item in memories:
         state = states.get(item.key)
-        if item.key in moved and state is not None:
-            known = state.share.z if state.share.fit and state.share.demand else None
-            effect = await_effect(item.elasticity, replicas=routable.get(item.key, 0), z=known, load=state.load)
-            received_at_s = now_s if item.key in receivers else item.received_at_s
-            found.append(replace(item, moved_at_s=now_s, received_at_s=received_at_s, elasticity=effect))
-        else:
+        if state is None or not (gained[item.key] or given[item.key]):
             found.append(item)
+            continue
+        awake, routable = counts.get(item.key, (0, 0))
+        known = state.share.z if state.share.fit and state.share.demand else None
+        found.append(
+            replace(
+                item,
+                moved_at_s=now_s,
+                moved_to=awake + gained[item.key] - given[item.key],
+                received_at_s=now_s if gained[item.key] else item.received_at_s,
+                elasticity=await_effect(item.elasticity, replicas=routable, z=known, load=state.load),
+            )
+        )
     return tuple(found)

@@ -295,8 +295,8 @@ def _apply(
         return PoolResult(state, given.awake, reports, draft, verdict.holding)
     transition = verdict.transition
     awake = after(given.awake, transition)
-    routable = {item.key: item.routable for item in reports}
-    state = replace(state, members=note_move(state.members, members, routable, transition, given.now_s))
+    counts = {item.key: (item.awake, item.routable) for item in reports}
+    state = replace(state, members=note_move(state.members, members, counts, transition, given.now_s))
     draft = Draft(
         DecisionKind.TRANSITION,
         given.pool.name,
