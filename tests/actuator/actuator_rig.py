@@ -14,7 +14,7 @@ from actuator_invariants import broken_by
 
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
-from actuator.core.model import ActionKind, Floor, Goal, Operation, Spec, State
+from actuator.core.model import ActionKind, Floor, Operation, Spec, State
 from actuator.core.model import Gateway as Statement
 from actuator.core.tick import Tick, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
@@ -318,7 +318,6 @@ def _hidden_still(state: State) -> list[str]:
         for operation in state.operations.values()
         for step in operation.steps
         if not step.finished
-        and step.goal is Goal.ASLEEP
         and step.asked is not ActionKind.SLEEP
         and step.replica in state.replicas
         and state.replicas[step.replica].life_cycle is LifeCycle.DRAINING

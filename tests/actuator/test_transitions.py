@@ -367,6 +367,21 @@ def test_without_the_store_what_was_hidden_comes_back_and_nothing_sleeps() -> No
     assert "the store is away" in rig.operation(operation.operation_id).detail
 
 
+def test_what_was_about_to_be_shown_again_is_shown_without_the_store_too() -> None:
+    rig = up()
+    rig.send("a", 30.0)
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"], drain_s=20.0)
+    rig.run(2.0)
+    assert rig.life_cycles()["a-0"] == "draining"
+    rig.cancel(operation.operation_id)
+    rig.store_away = True
+    rig.step()
+    assert rig.memory.replicas["a-0"].routable
+    rig.store_away = False
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.CANCELLED
+
+
 def test_a_server_that_restarts_awake_is_put_to_sleep_before_anything_else() -> None:
     rig = up()
     rig.reboot("b-0")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
-from actuator.core.model import ActionKind, Gateway, Goal, Limits, OperationState, State
+from actuator.core.model import ActionKind, Gateway, Limits, OperationState, State
 from actuator.core.observe import observe
 from actuator.core.operations import advance, begin_rollback, keep
 from actuator.core.reconcile import conclude_pools, correct, start_waiting
@@ -52,8 +52,7 @@ def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> 
         hidden = [
             step
             for step in operation.steps
-            if step.goal in (Goal.ASLEEP, Goal.ABSENT)
-            and step.asked is not ActionKind.SLEEP
+            if step.asked is not ActionKind.SLEEP
             and step.replica in d.replicas
             and d.replicas[step.replica].life_cycle is LifeCycle.DRAINING
         ]
