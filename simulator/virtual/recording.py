@@ -78,7 +78,7 @@ class EngineRecorder:
     Tell it of every request that ended, aborted ones included; `asleep` is the server's state.
     """
 
-    __slots__ = ("_engine", "_histograms", "_row", "asleep")
+    __slots__ = ("_engine", "_frozen", "_histograms", "_row", "asleep")
 
     def __init__(self, engine: JumpingEngine, *, start_time_s: float = 0.0) -> None:
         """`start_time_s` is when the server's process began: where it changes, the collector sees a restart."""
@@ -88,10 +88,13 @@ class EngineRecorder:
         self._histograms = {latency: _Histogram(edges) for latency, edges in _EDGES}
         self._row = [0.0] * SCALARS
         self._row[_START] = start_time_s
+        self._frozen: Reading | None = None
+        """What a sleeper has shown since it fell asleep."""
         self.asleep = False
 
     def finished(self, finished: FinishedRequest) -> None:
         """Count a request that ended, whatever ended it, as vLLM does."""
+        self._frozen = None
         row, histograms = self._row, self._histograms
         if finished.reason in _ENDED_WELL:
             row[_FINISHED] += 1
@@ -107,6 +110,8 @@ class EngineRecorder:
 
     def reading(self, now_s: float) -> Reading:
         """What the server's page would say at `now_s`, up to which the engine must have been advanced."""
+        if self.asleep and self._frozen is not None:
+            return self._frozen
         engine, row = self._engine, self._row
         gauges = engine.observe(now_s)
         self._count_first_tokens()
@@ -123,7 +128,9 @@ class EngineRecorder:
         for histogram in self._histograms.values():
             values += accumulate(histogram.counts)
             values.append(histogram.total_s)
-        return Reading(SCHEMA, values)
+        reading = Reading(SCHEMA, values)
+        self._frozen = reading if self.asleep else None
+        return reading
 
     def _count_first_tokens(self) -> None:
         first_tokens = self._engine.first_tokens

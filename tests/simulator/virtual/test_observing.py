@@ -327,3 +327,25 @@ def test_nothing_is_known_before_the_first_scrape_nor_of_a_server_that_left() ->
     collector.add("chat-1", "chat", Role.COLOCATED, 1)
     with pytest.raises(ValueError, match="chat-1 is there already"):
         collector.add("chat-1", "chat", Role.COLOCATED, 1)
+
+
+def test_a_sleeping_server_shows_the_same_page_until_it_wakes() -> None:
+    one = Jumped(packaged_profiles()["a100-8b-tp1"])
+    one.submit(EngineRequest("a", 500, 40), 0.0)
+    one.advance(0.2)
+    awake = one.recorder.reading(0.2)
+    one.advance(20.0)
+    one.recorder.asleep = True
+    frozen = one.recorder.reading(20.0)
+    assert frozen.values[GAUGE_COLUMN[Gauge.AWAKE]] == 0
+    assert (
+        frozen.values[COUNTER_COLUMN[Counter.DECODE_TOKENS]] == 40 > awake.values[COUNTER_COLUMN[Counter.DECODE_TOKENS]]
+    )
+    assert one.recorder.reading(30.0) == frozen
+    one.recorder.asleep = False
+    one.submit(EngineRequest("b", 500, 10), 31.0)
+    one.advance(40.0)
+    woken = one.recorder.reading(40.0)
+    assert woken.values[GAUGE_COLUMN[Gauge.AWAKE]] == 1
+    assert woken.values[COUNTER_COLUMN[Counter.DECODE_TOKENS]] == 50
+    assert woken.values[COUNTER_COLUMN[Counter.FINISHED]] == 2
