@@ -11,6 +11,7 @@ import dataclasses
 import heapq
 
 from simulator.core.books import Sequence
+from simulator.core.timing import BatchWork
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -56,6 +57,18 @@ class DecodeBatch:
     def kv_tokens(self, step: int) -> int:
         """KV entries that iteration `step` reads."""
         return self._offsets + self.count * step
+
+    def work_beside(self, chunks: list[tuple[Runner, int]], step: int) -> BatchWork:
+        """What iteration `step` computes with these chunks of prompts beside the batch."""
+        prefill_tokens, decode_seqs, kv_tokens, pairs = 0, self.count, self.kv_tokens(step), 0.0
+        for sequence, tokens in chunks:
+            if tokens == 1:
+                decode_seqs += 1
+                kv_tokens += sequence.computed_tokens
+            else:
+                prefill_tokens += tokens
+                pairs += tokens * (sequence.computed_tokens + tokens / 2)
+        return BatchWork(prefill_tokens, decode_seqs, kv_tokens, pairs)
 
     def steps_to_end(self, step: int) -> int:
         """Iterations from `step` on until the first sequence has all its tokens; there must be a sequence."""

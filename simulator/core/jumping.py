@@ -21,7 +21,7 @@ from simulator.core.curves import DecodeCurve, DecodeCurves
 from simulator.core.decode_batch import DecodeBatch, Runner
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineGauges, EngineRequest, FinishedRequest, FinishReason
-from simulator.core.timing import BatchWork, IterationModel
+from simulator.core.timing import IterationModel
 
 _NEVER_S = math.inf
 
@@ -313,7 +313,7 @@ class JumpingEngine(EngineBooks[Runner]):
         self._run_start_s = now_s
         if self._chunks:
             self._run_steps = 1
-            self.next_s = now_s + self.timing.iteration_s(self._mixed_work())
+            self.next_s = now_s + self.timing.iteration_s(self._batch.work_beside(self._chunks, step))
         elif self._batch.count:
             self._begin_decoding(now_s, preempted)
         else:
@@ -379,22 +379,6 @@ class JumpingEngine(EngineBooks[Runner]):
                 sequence.scheduled_s = max(now_s, sequence.arrival_s)
             budget -= tokens
             self._chunks.append((sequence, tokens))
-
-    def _mixed_work(self) -> BatchWork:
-        prefill_tokens, decode_seqs, kv_tokens, pairs = (
-            0,
-            self._batch.count,
-            self._batch.kv_tokens(self.counters.steps),
-            0.0,
-        )
-        for sequence, tokens in self._chunks:
-            if tokens == 1:
-                decode_seqs += 1
-                kv_tokens += sequence.computed_tokens
-            else:
-                prefill_tokens += tokens
-                pairs += tokens * (sequence.computed_tokens + tokens / 2)
-        return BatchWork(prefill_tokens, decode_seqs, kv_tokens, pairs)
 
     def _begin_decoding(self, now_s: float, preempted: bool) -> None:
         """Plan a run of iterations that only decode; the blocks of the first one are taken."""
