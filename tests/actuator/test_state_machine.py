@@ -91,24 +91,39 @@ class ClusterMachine(RuleBasedStateMachine):
         return gives, takes
 
     @precondition(lambda self: self.alive)
-    @rule(pair=pairs, gateway=gateways, fault=st.sampled_from(["slow", "stands still", "dies"]), rounds=rounds)
-    def swap_while_a_gateway_misbehaves(self, pair: int, gateway: str, fault: str, rounds: int) -> None:
+    @rule(
+        pair=pairs,
+        gateway=gateways,
+        fault=st.sampled_from(["slow", "stands still", "dies"]),
+        rounds=rounds,
+        killed=st.booleans(),
+    )
+    def swap_while_a_gateway_misbehaves(self, pair: int, gateway: str, fault: str, rounds: int, killed: bool) -> None:
+        """And the actuator is killed meanwhile, or not."""
         self.rig.later(0.0 if fault == "slow" else rounds * STEP_S, lambda: self.gateway_fails(gateway, fault, 30.0))
         self.rig.step()
         if self.alive:
             self.swap(pair)
+        if killed:
+            self.rig.later(rounds * STEP_S, lambda: self.die(1, 0.0))
         self.rig.run(20.0)
 
     @precondition(lambda self: self.alive)
-    @rule(pair=pairs, rounds=rounds, actions=st.sampled_from([-1, 0, 1]), store=st.booleans(), away_s=away)
+    @rule(
+        pair=pairs,
+        rounds=rounds,
+        actions=st.sampled_from([-1, 0, 1]),
+        what=st.sampled_from(["actuator", "store", "both"]),
+        away_s=away,
+    )
     def swap_while_the_actuator_or_its_store_fails(
-        self, pair: int, rounds: int, actions: int, store: bool, away_s: float
+        self, pair: int, rounds: int, actions: int, what: str, away_s: float
     ) -> None:
         self.swap(pair)
-        if store:
+        if what != "actuator":
             self.rig.later(rounds * STEP_S, lambda: self.lose_store(landed=actions == 0, away_s=away_s))
-        else:
-            self.rig.later(rounds * STEP_S, lambda: self.die(actions, away_s))
+        if what != "store":
+            self.rig.later((rounds + 2) * STEP_S, lambda: self.die(actions, 0.0))
         self.rig.run(20.0)
 
     @precondition(lambda self: self.alive)
