@@ -82,3 +82,13 @@ def note_clamps(notes: HoldNotes, clamps: tuple[Clamp, ...], now_s: float) -> tu
     new = tuple(clamp for clamp in telling if clamp.kind not in known)
     known.update({clamp.kind: now_s for clamp in telling})
     return tuple(sorted(known.items())), new
+
+
+def note_events(
+    notes: tuple[tuple[str, float], ...], events: tuple[str, ...], now_s: float
+) -> tuple[tuple[tuple[str, float], ...], bool]:
+    """The same for events, by name: the updated notes, and whether one of them is new."""
+    known = {event: seen_s for event, seen_s in notes if 0 <= now_s - seen_s <= HOLD_MEMORY_S}
+    new = any(event not in known for event in events)
+    known.update(dict.fromkeys(events, now_s))
+    return tuple(sorted(known.items())), new

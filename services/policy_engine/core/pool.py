@@ -11,12 +11,12 @@ from policy_engine.core.arbiter import Verdict, arbitrate
 from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
 from policy_engine.core.budget import budget_unknown
 from policy_engine.core.draft import (
-    HOLD_MEMORY_S,
     CountChange,
     Draft,
     HoldNotes,
     Transition,
     note_clamps,
+    note_events,
 )
 from policy_engine.core.members import MemberMemory, Picture, look_at_members, note_move
 from policy_engine.core.overlay import Gpu, OverlayReplica, Resident, adopt_awake, first_awake, make_overlay, member_key
@@ -281,7 +281,8 @@ def _apply(
     state = replace(state, notes=notes)
     if verdict.transition is None:
         draft = None
-        state, new_events = _note_unserved(state, verdict.unserved, given.now_s)
+        unserved, new_events = note_events(state.unserved, verdict.unserved, given.now_s)
+        state = replace(state, unserved=unserved)
         if (new_clamps and verdict.holding) or new_events:
             draft = Draft(
                 DecisionKind.HOLD,
@@ -309,14 +310,6 @@ def _apply(
         candidates=verdict.candidates,
     )
     return PoolResult(state, awake, reports, draft)
-
-
-def _note_unserved(state: PoolState, events: tuple[str, ...], now_s: float) -> tuple[PoolState, bool]:
-    """Whether an event is new. As with clamps, one that comes and goes makes one record a minute at the most."""
-    known = {event: seen_s for event, seen_s in state.unserved if 0 <= now_s - seen_s <= HOLD_MEMORY_S}
-    new = any(event not in known for event in events)
-    known.update(dict.fromkeys(events, now_s))
-    return replace(state, unserved=tuple(sorted(known.items()))), new
 
 
 def after(awake: tuple[str, ...], transition: Transition) -> tuple[str, ...]:
