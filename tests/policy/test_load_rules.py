@@ -57,7 +57,7 @@ def test_the_most_loaded_receives_first():
     ("donor_work", "gives"),
     [
         (1.2, True),  # 1.2 / 2 = 0.6 is below 0.8
-        (1.7, False),  # 0.85 is above 0.8 and not below the receiver's 0.9 − 0.1
+        (1.7, False),  # 0.85 is above 0.8 and not below the receiver's 0.9 by the margin
     ],
 )
 def test_a_donor_stays_lightly_loaded(donor_work, gives):

@@ -30,7 +30,7 @@ class LoadRule(Spec):
     enabled: bool = True
     rescue_above: float = Field(1.0, ge=SMALLEST, le=MAX_RATIO)
     donor_below: float = Field(0.8, ge=0, le=MAX_RATIO)
-    margin: float = Field(0.1, ge=0, le=MAX_RATIO)
+    margin: float = Field(0.2, ge=0, le=MAX_RATIO)
     backlog_horizon_s: Seconds = 10.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
     memory_s: float = Field(0.0, ge=0, le=86_400)
