@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.pool import BirthInput, PoolInput, PoolState, decide_pool, lay_out
+from policy_engine.core.signals import RoleSignals, Signal
 from policy_engine.core.vocabulary import DecisionKind
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.words import LifeCycle
+from trimtab.words import LifeCycle, Quality
 
 START_S = 1_700_000_000.0
 
@@ -89,3 +90,28 @@ def test_an_urgent_event_that_nothing_can_serve_is_recorded_once() -> None:
     assert "code: 1 awake, the floor is 2" in second.draft.reason
     again = decide_pool(replace(other, state=second.state, now_s=START_S + 300))
     assert again.draft is not None, "unseen for more than a minute, so it is news"
+
+
+def test_a_tick_without_a_window_shortly_before_the_next_one_does_not_take_its_place() -> None:
+    """Windows end at whole seconds, and the loop is to look at each; other news makes ticks at any moment."""
+    given = stuck_pool()
+    member = given.overlay[0].member
+
+    def tick(at_s: float, window_s: float, state: PoolState) -> PoolState:
+        view = RoleSignals(
+            role=member.role,
+            prefill_tps=Signal(0.0, Quality.OK),
+            decode_tps=Signal(50.0, Quality.OK),
+            running=Signal(5.0, Quality.OK),
+            waiting=Signal(0.0, Quality.OK),
+            window_end_s=START_S + window_s,
+        )
+        return decide_pool(replace(given, now_s=START_S + at_s, views=((member, view),), state=state)).state
+
+    state = tick(1.03, 1.0, PoolState())
+    assert state.fast_at_s == START_S + 1.03
+    early = tick(1.9, 1.0, state)
+    assert early.fast_at_s == START_S + 1.03, "nothing new to look at"
+    assert tick(2.02, 2.0, early).fast_at_s == START_S + 2.02
+    assert tick(1.82, 2.0, state).fast_at_s == START_S + 1.82, "a window that comes early is looked at"
+    assert tick(1.99, 1.0, state).fast_at_s == START_S + 1.99, "without windows the interval counts"

@@ -30,8 +30,10 @@ RETRY_FIRST_S = 10.0
 RETRY_MAX_S = 300.0
 # A large pool may have one transition under way per so many GPUs.
 GPUS_PER_TRANSITION = 32
-# A loop is due a little early rather than a whole tick late: windows, which bring the ticks, do not come to the moment.
-DUE_SLACK_S = 0.2
+# A loop is due a little early rather than a whole tick late. With a new window it is due earlier still: windows bring
+# the ticks, and do not come to the moment; one that other news brings just before must not take the window's place.
+DUE_SLACK_S = 0.05
+WINDOW_SLACK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +199,9 @@ def _shut(member: MemberState, services: set[str]) -> MemberState:
 
 def _loops(given: PoolInput, state: PoolState) -> tuple[PoolState, bool, bool]:
     """Which loops are due: by their intervals, or since their last round has transitions left."""
-    fast_due = _due(given.now_s, given.state.fast_at_s, given.pool.spec.rescue_interval_s)
-    slow_due = _due(given.now_s, given.state.slow_at_s, given.pool.spec.rebalance_interval_s)
+    slack_s = WINDOW_SLACK_S if _has_new_window(given) else DUE_SLACK_S
+    fast_due = _due(given.now_s, given.state.fast_at_s, given.pool.spec.rescue_interval_s, slack_s)
+    slow_due = _due(given.now_s, given.state.slow_at_s, given.pool.spec.rebalance_interval_s, slack_s)
     if not (fast_due or slow_due):
         return state, bool(state.round), bool(state.round) and state.round_slow
     state = replace(
@@ -253,8 +256,16 @@ def _suffers(
     return None
 
 
-def _due(now_s: float, last_s: float | None, interval_s: float) -> bool:
-    return last_s is None or now_s < last_s or now_s - last_s >= interval_s - min(DUE_SLACK_S, interval_s / 2)
+def _has_new_window(given: PoolInput) -> bool:
+    """Whether some member shows a window that no tick has reckoned with."""
+    return any(
+        view.window_end_s is not None and view.window_end_s != given.state.memory(key).share.window_end_s
+        for key, view in given.views
+    )
+
+
+def _due(now_s: float, last_s: float | None, interval_s: float, slack_s: float) -> bool:
+    return last_s is None or now_s < last_s or now_s - last_s >= interval_s - min(slack_s, interval_s / 2)
 
 
 def _held(
