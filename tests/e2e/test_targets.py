@@ -180,7 +180,8 @@ def test_the_good_service_is_decided_for_while_the_other_holds(stack: Stack) -> 
         denied = [item.rule for item in reply.decisions if item.outcome.state == decision_pb2.OUTCOME_STATE_DENIED]
         if decision_pb2.RULE_PROPORTIONAL_OUT in denied:
             return ""
-        return "; ".join(f"{item.reason} → {item.outcome.detail}" for item in reply.decisions)
+        found = "; ".join(f"{item.reason} → {item.outcome.detail}" for item in reply.decisions)
+        return found or "no decision yet"
 
     try:
         eventually(no_scale_out, 30)

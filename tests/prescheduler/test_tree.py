@@ -58,7 +58,8 @@ def test_no_cluster_is_an_empty_tree() -> None:
         ({"gpus": (8,)}, "column gpus has 1 rows, column nodes 2"),
         ({"nodes": ("n0", "n0")}, "node 'n0' is listed twice"),
         ({"vdcs": ("v0", "v1")}, "nodes name several VDCs: v0, v1"),
-        ({"gpu_types": ("H20", "")}, "column gpu_types has an empty entry in row 1"),
+        ({"nodes": ("n0", "")}, "column nodes has an empty entry in row 1"),
+        ({"gpu_types": ("H20", "")}, "column gpu_types has an empty entry in row 1, with free GPUs"),
         ({"gpus": (8, 65)}, "node n1 has 65 GPUs"),
         ({"free_gpu_masks": (0x1FF, 0)}, "node n0 has 8 GPUs but its free mask is 0x1ff"),
     ],
@@ -68,6 +69,16 @@ def test_a_table_that_contradicts_itself_is_named(fleet, change, says) -> None:
     with pytest.raises(InventoryError, match=r"^cluster a: ") as refused:
         build_tree([replace(good, nodes=replace(good.nodes, **change))])
     assert says in str(refused.value)
+
+
+def test_a_node_without_free_gpus_need_not_say_their_type(fleet) -> None:
+    """As one of servers that somebody else started, whose GPUs nobody told of."""
+    good = fleet.cluster("a", MIXED[:2])
+    change = {"gpu_types": ("H20", ""), "gpus": (8, 0), "free_gpu_masks": (0xFF, 0)}
+    tree = build_tree([replace(good, nodes=replace(good.nodes, **change))])
+    free = {domain.name: domain for domain in list_domains(tree)}
+    assert free
+    assert tree.gpu_types[int(tree.type_of_row[0])] == "H20"
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,13 @@ def check_columns(cluster: str, columns: NodeColumns) -> None:
         raise InventoryError(f"cluster {cluster}: node {twice!r} is listed twice")
     if len(set(columns.vdcs)) > 1:
         raise InventoryError(f"cluster {cluster}: nodes name several VDCs: {', '.join(sorted(set(columns.vdcs)))}")
-    for name, column in (("nodes", columns.nodes), ("gpu_types", columns.gpu_types)):
-        if not all(column):
-            raise InventoryError(f"cluster {cluster}: column {name} has an empty entry in row {column.index('')}")
-    for node, gpus, mask in zip(columns.nodes, columns.gpus, columns.free_gpu_masks, strict=True):
+    if not all(columns.nodes):
+        raise InventoryError(f"cluster {cluster}: column nodes has an empty entry in row {columns.nodes.index('')}")
+    rows = zip(columns.nodes, columns.gpu_types, columns.gpus, columns.free_gpu_masks, strict=True)
+    for row, (node, gpu_type, gpus, mask) in enumerate(rows):
+        # Of servers that somebody else started the type may not be known, and then nothing can be placed beside them.
+        if mask and not gpu_type:
+            raise InventoryError(f"cluster {cluster}: column gpu_types has an empty entry in row {row}, with free GPUs")
         if not 0 <= gpus <= MAX_GPUS_PER_NODE:
             raise InventoryError(f"cluster {cluster}: node {node} has {gpus} GPUs; 0 to {MAX_GPUS_PER_NODE} are known")
         if mask >> gpus:
