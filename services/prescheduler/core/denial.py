@@ -84,7 +84,8 @@ def _no_domain(capacity: Capacity, level: Level, needs: Sequence[Need]) -> str:
         (np.minimum(need.total_gpus, capacity.slots(level, 1, need.types)[-1]) for need in needs), np.zeros_like(free)
     )
     best = int(np.argmax(np.minimum(np.minimum(covered, free), wanted)))
-    by_type = [f"{int(capacity.slots(level, 1, (n,))[-1][best])} {capacity.tree.gpu_types[n] or 'of unknown type'}" for n in types]
+    names = {n: capacity.tree.gpu_types[n] or "of unknown type" for n in types}
+    by_type = [f"{int(capacity.slots(level, 1, (n,))[-1][best])} {names[n]}" for n in types]
     return (
         f"no {level_label(level)} holds {shape(capacity, needs)} together; {_name(capacity, level, best)} comes "
         f"nearest with {' and '.join(by_type)} free, of {int(free.sum())} in all"
