@@ -31,6 +31,12 @@ class Folder:
             own = (
                 frozenset(manifest.read_text(encoding="utf-8").split("\n")) - {""} if manifest.exists() else frozenset()
             )
+            strange = sorted(name for name in own if not _is_plain(name))
+            if strange:
+                raise SuiteError(
+                    f"--out {path}: {_MANIFEST} names {strange[0]!r}, which is no file of this folder; "
+                    "remove that list or name another folder"
+                )
             manifest.write_text("".join(f"{name}\n" for name in sorted(own)), encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SuiteError(
@@ -60,3 +66,8 @@ class Folder:
             (self.path / _MANIFEST).write_text("".join(f"{name}\n" for name in sorted(texts)), encoding="utf-8")
         except OSError as error:
             raise SuiteError(f"--out {self.path}: {error.strerror or error}") from None
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name stays in its folder. The list of files may come with a folder from anywhere."""
+    return name not in (".", "..") and not any(mark in name for mark in "/\\\0")
