@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +65,9 @@ def test_the_smoke_suite_from_command_to_files(tmp_path: Path) -> None:
         (["smoke", "--policy", "static-9"], "--policy static-9: suite smoke has static-1, static-2, static-4, fitted"),
         (["smoke", "--trace", "quiet"], "--trace quiet: suite smoke has steady, burst"),
         (["smoke", "--seeds", "9"], "--seeds 9: suite smoke has 3 seeds"),
+        (["smoke", "--duration", "inf"], "--duration inf: give seconds, at most 604800"),
+        (["smoke", "--duration", "1e12"], r"--duration 1e\+12: give seconds, at most 604800"),
+        (["smoke", "--write"], "--write: only a search has settings to write; add --tune POLICY"),
     ],
 )
 def test_what_is_not_there_is_named_in_a_line(tmp_path: Path, argv: list[str], words: str) -> None:
@@ -156,3 +164,44 @@ def test_what_cannot_be_tuned_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(evaluate, "find_suite", lambda name, options: tunable())
     assert words in str(run(*argv, "--out", str(tmp_path)).exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_name_of_a_folder_is_not_the_folder_one_is_in(made_up, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_up()
+    assert "--out: the name is empty" in str(run("--out", "").exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sigterm_ends_the_workers_too(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trimtab.cli.main", "evaluate", "smoke", "--duration", "50000", "--jobs", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=tmp_path,
+    )
+    try:
+        _until(lambda: len(_workers(process.pid)) == 2)
+        workers = _workers(process.pid)
+        process.terminate()
+        said = process.communicate(timeout=20)
+        assert process.returncode == 143
+        assert said == ("", "")
+        _until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _workers(parent: int) -> list[int]:
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)

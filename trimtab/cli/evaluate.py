@@ -28,11 +28,21 @@ from simulator.evaluation.tables import summary_line, tables
 from trimtab import __version__
 from trimtab.cli.connect import CommandError
 from trimtab.cli.output import console, errors, print_json
+from trimtab.cli.signals import ended_by_sigterm
 from trimtab.cli.tune import FILE_NAME, part_of, run_tuning
 
+MAX_DURATION_S = 604_800.0
 _FIXED_FILES = frozenset({"results.json", "table.csv", "report.html"})
 
 
+def _folder(text: str) -> Path:
+    """An empty name would be the folder that one is in."""
+    if not text.strip():
+        raise CommandError("--out: the name is empty; name a folder")
+    return Path(text)
+
+
+@ended_by_sigterm()
 def evaluate_command(
     name: Annotated[str, typer.Argument(metavar="[SUITE]", help="A suite's name; --list shows them.")] = "",
     list_suites: Annotated[bool, typer.Option("--list", help="Show the suites and end.")] = False,
@@ -44,7 +54,13 @@ def evaluate_command(
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes; by default one a processor.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the files; by default evaluation/SUITE, none with --json.")
+        Path | None,
+        typer.Option(
+            "--out",
+            parser=_folder,
+            metavar="PATH",
+            help="Folder for the files; by default evaluation/SUITE, none with --json.",
+        ),
     ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw plots, for the folder and the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
@@ -65,6 +81,10 @@ def evaluate_command(
         return
     if not name:
         raise CommandError(f"name a suite: {', '.join(sorted(SUITES))} (trimtab evaluate --list)")
+    if write and not tune_policy:
+        raise CommandError("--write: only a search has settings to write; add --tune POLICY")
+    if duration is not None and duration > MAX_DURATION_S:
+        raise CommandError(f"--duration {duration:g}: give seconds, at most {MAX_DURATION_S:g}")
     started = time.time()
     used = jobs or usable_cpus()
     try:
