@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import pydantic
 
 from simulator.calibration.ranks import kendall, spearman
 from simulator.calibration.shares import Weights, shares, z_of
@@ -129,14 +130,21 @@ def _profile(windows: Windows, weights: Weights, slo: Slo) -> TokenServiceShare:
         raise CalibrationError("the SLO is kept by windows without any token: the columns do not belong together")
     lost = float(share[np.argmax(attained >= LOST)]) / theta
     safe = float(share[np.argmax(attained >= SAFE)]) / theta if attained[-1] >= SAFE else _SURPLUS_RANGE[1]
-    return TokenServiceShare(
-        prefill_weight=weights.prefill,
-        waiting_weight=weights.waiting,
-        smoothing=weights.smoothing,
-        theta_tps=round(theta, 2),
-        critical_below=round(float(np.clip(lost, *_CRITICAL_RANGE)), 2),
-        surplus_above=round(float(np.clip(safe, *_SURPLUS_RANGE)), 2),
-    )
+    try:
+        return TokenServiceShare(
+            prefill_weight=weights.prefill,
+            waiting_weight=weights.waiting,
+            smoothing=weights.smoothing,
+            theta_tps=round(theta, 2),
+            critical_below=round(float(np.clip(lost, *_CRITICAL_RANGE)), 2),
+            surplus_above=round(float(np.clip(safe, *_SURPLUS_RANGE)), 2),
+        )
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise CalibrationError(
+            f"the fit gives {first['loc'][0]} {first['input']:g}, which no policy takes: "
+            "the columns' units are wrong (tokens per second, requests)"
+        ) from None
 
 
 def _attained(windows: Windows) -> float | None:

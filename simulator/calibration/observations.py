@@ -13,7 +13,7 @@ Columns, one row a window of one service at fixed capacity, in order of time wit
     requests                  optional: how many arrived
 
 Latencies are left empty where nothing arrived. Other columns are left alone. Nothing is guessed: a row with a number
-that is none, negative or not finite is refused with its line.
+that is none, negative, not finite or beyond all measure is refused with its line.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ OPTIONAL = ("kv_usage_ratio", "request_rps", "slo_attainment", "requests")
 RATIOS = ("kv_usage_ratio", "slo_attainment")
 RUN = "run"
 MAX_ROWS = 1_000_000
+MAX_NUMBER = 1e15
+"""Above any clock's milliseconds, and far below where sums and products overflow."""
 
 Row = Mapping[str, object]
 
@@ -142,4 +144,8 @@ def _number(value: object, place: str, *, needed: bool) -> float:
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
         raise CalibrationError(f"{place}: {str(value)[:40]!r} is not a number of at least 0")
+    if number > MAX_NUMBER:
+        raise CalibrationError(
+            f"{place}: {number:g} is more than any recording holds; give it in the unit of the column"
+        )
     return number

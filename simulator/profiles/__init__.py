@@ -41,7 +41,9 @@ def packaged_profiles() -> dict[str, Profile]:
 
 
 def load_profiles(extra_dir: Path | None = None) -> dict[str, Profile]:
-    """The packaged profiles and, over them, those of a folder."""
+    """The packaged profiles and, over them, those of a folder. Raises ProfileError when it is none."""
+    if extra_dir is not None and not extra_dir.is_dir():
+        raise ProfileError(f"{extra_dir}: there is no such folder; name one that holds profiles (*.yaml)")
     profiles = dict(packaged_profiles())
     for path in sorted(extra_dir.glob("*.yaml")) if extra_dir is not None else ():
         profile = parse_profile(path.read_text(encoding="utf-8"), str(path))

@@ -20,6 +20,8 @@ from trimtab.cli.connect import CommandError
 from trimtab.cli.output import MISSING, console, print_json
 
 MAX_REPLICAS = 64
+MAX_TARGET_S = 86_400.0
+"""Of a latency: as a service policy has it."""
 
 
 def calibrate_command(
@@ -44,6 +46,9 @@ def calibrate_command(
     """Fit a tokenServiceShare block; print it with how well Z ranks SLO health."""
     if bool(profile) == (observations is not None):
         raise CommandError("give either --profile or --observations")
+    for option, target_s in (("--slo-ttft", slo_ttft_s), ("--slo-tpot", slo_tpot_s)):
+        if target_s > MAX_TARGET_S:
+            raise CommandError(f"{option} {target_s:g}: give seconds, at most {MAX_TARGET_S:g}")
     slo = Slo(ttft_s=slo_ttft_s, tpot_s=slo_tpot_s)
     try:
         if observations is not None:

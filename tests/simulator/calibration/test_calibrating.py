@@ -1,6 +1,7 @@
 """From input to a block of a ServicePolicy: recorded windows with their errors, the simulator, and the command."""
 
 import csv
+import dataclasses
 import datetime
 import json
 from pathlib import Path
@@ -118,6 +119,7 @@ ROW = "a,5,1,1,1,1,1,0.05,1,1,3"
         ("w.csv", f"{HEADER}\na,5,nan,1,1,1,1,0.05,1,1,3\n", "w.csv:2: prefill_tps: 'nan' is not a number"),
         ("w.csv", f"{HEADER}\na,5,,1,1,1,1,0.05,1,1,3\n", "w.csv:2: prefill_tps: is empty"),
         ("w.csv", f"{HEADER}\na,5,1,1,1,1,1,0.05,1,1.5,3\n", "w.csv:2: slo_attainment: 1.5 is not from 0 to 1"),
+        ("w.csv", f"{HEADER}\na,5,1,1e308,1,1,1,0.05,1,1,3\n", "w.csv:2: decode_tps: 1e+308 is more than any"),
         ("w.csv", f"{HEADER}\n{ROW}\n{ROW}\n", "w.csv:3: window_end_s: 5 does not come after"),
         ("w.csv", f"{HEADER}\na,5,1\n", "w.csv:2: not as many fields as the header has"),
         ("w.csv", "window_end_s,running\n1,2\n", "w.csv:1: no column prefill_tps; needed are"),
@@ -195,9 +197,20 @@ def test_the_command_prints_a_block_and_writes_it(simulated: Windows, tmp_path: 
         (["--profile", "none"], "profile 'none' is not known"),
         (["--profile", "a100-8b-tp1", "--replicas", "1,x"], "--replicas 1,x: give numbers"),
         (["--observations", "nowhere.csv"], "nowhere.csv: No such file"),
+        (["--observations", "nowhere.csv", "--slo-ttft", "inf"], "--slo-ttft inf: give seconds, at most 86400"),
+        (["--profile", "a100-8b-tp1", "--slo-tpot", "1e300"], "--slo-tpot 1e+300: give seconds, at most 86400"),
+        (["--profile", "a100-8b-tp1", "--profiles", "/nonexist"], "/nonexist: there is no such folder"),
     ],
 )
 def test_the_command_says_in_a_line_what_is_wrong(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["calibrate", "--slo-ttft", "2", "--slo-tpot", "0.075", *arguments])
     assert result.exit_code == 1
     assert said in str(result.exception)
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_tokens_that_no_policy_takes_are_refused_in_a_line(simulated: Windows, form: Form) -> None:
+    much = dataclasses.replace(simulated, decode_tps=1e9 * simulated.decode_tps, prefill_tps=0 * simulated.prefill_tps)
+    with pytest.raises(CalibrationError, match=r"the fit gives theta_tps .*, which no policy takes") as caught:
+        calibrate_observed(much, SLO, source="windows.csv", form=form)
+    assert "\n" not in str(caught.value)
