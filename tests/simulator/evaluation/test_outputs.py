@@ -261,13 +261,13 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
         Folder.claimed(tmp_path / "file")
 
 
-@pytest.mark.parametrize("name", ["../precious.txt", "..", ".", "sub/file", "/etc/hostname", "a\\b", "a\0b"])
+@pytest.mark.parametrize("name", ["../precious.txt", "..", ".", "sub/file", "{precious}", "a\\b", "a\0b"])
 def test_a_list_that_names_what_is_elsewhere_is_refused_and_nothing_is_lost(tmp_path, name):
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
     out = tmp_path / "out"
     out.mkdir()
-    listed = f"results.json\n{name}\n"
+    listed = f"results.json\n{name.format(precious=precious)}\n"
     (out / ".trimtab-evaluation").write_text(listed)
     with pytest.raises(SuiteError, match="is no file of this folder; remove that list or name another") as caught:
         Folder.claimed(out).write({"results.json": "1"})
