@@ -15,7 +15,7 @@ import yaml
 from simulator.core.profile import Profile
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.local import LocalStack, check_ports, prepare_state_folder, wait_until
+from trimtab.cli.local import LocalStack, check_ports, lock_folder, make_state_folders, wait_until
 from trimtab.cli.supervisor import Supervisor
 
 READY_S = 120.0
@@ -39,7 +39,8 @@ async def live_fleet(
 
     Raises CommandError or ChildError when something does not come up.
     """
-    prepare_state_folder(folder)
+    lock_folder(folder)
+    make_state_folders(folder)
     stack = LocalStack(
         addresses=LocalAddresses(port_base=port_base),
         state_folder=folder,

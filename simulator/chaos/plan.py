@@ -7,6 +7,7 @@ that can have it then, by a draw that the plan holds already. Two runs of one se
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,11 @@ def plan_faults(*, duration_s: float, seed: int) -> list[PlannedFault]:
         faults.append(PlannedFault(at_s, kind, source.uniform(low_s, high_s), source.random(), delay_s))
         at_s += source.uniform(*GAPS_S)
     return faults
+
+
+def fewest_faults(duration_s: float) -> int:
+    """How many faults every schedule of this length holds, whatever its seed; the first eleven are of as many kinds."""
+    return max(0, math.ceil((duration_s - QUIET_END_S - FIRST_S) / GAPS_S[1]))
 
 
 def choose(candidates: Sequence[str], preferred: Sequence[str], draw: float) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from simulator.chaos.inject import Injected
 from simulator.chaos.losses import Loss
-from simulator.chaos.plan import FaultKind, PlannedFault
+from simulator.chaos.plan import FaultKind, PlannedFault, fewest_faults
 from simulator.chaos.watch import Breaches
 from simulator.evaluation.bars import Bar, at_least, at_most
 from trimtab.api.actuator.v1 import actuator_pb2
@@ -17,7 +18,19 @@ from trimtab.api.actuator.v1 import actuator_pb2
 FAULTS_PER_MINUTE = 8.0
 TRANSITIONS_PER_MINUTE = 2.0
 """A run with fewer has proved little."""
+ALL_KINDS_S = 120.0
 _SHOWN = 12
+
+
+def kinds_asked_for(duration_s: float) -> int:
+    """Every kind of a run of two minutes, half of them of a shorter one, never more than each schedule of it has."""
+    asked = len(FaultKind) if duration_s >= ALL_KINDS_S else math.ceil(len(FaultKind) / 2)
+    return min(asked, fewest_faults(duration_s))
+
+
+def faults_asked_for_per_minute(duration_s: float) -> float:
+    """Less than usual of runs below 40 s: no faults come in their first and last seconds."""
+    return min(FAULTS_PER_MINUTE, fewest_faults(duration_s) / (duration_s / 60))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +77,7 @@ class ChaosReport:
         """What was asked for."""
         minutes = self.duration_s / 60
         kinds = {one.kind for one in self.injected}
+        faults_per_minute = faults_asked_for_per_minute(self.duration_s)
         return [
             at_most("lost_by_trimtab", len(self.lost_by_trimtab), 0),
             at_most("aborted_by_sleep", self.aborted_by_sleep, 0),
@@ -77,8 +91,8 @@ class ChaosReport:
             at_most("unsettled_at_the_end", len(self.unsettled), 0),
             at_most("faults_not_recovered", sum(one.recovery_s is None for one in self.injected), 0),
             at_least("looks_at_gpus_per_s", self.looks["gpus"] / self.duration_s, 2),
-            at_least("faults_per_minute", len(self.injected) / minutes, FAULTS_PER_MINUTE),
-            at_least("kinds_of_fault", len(kinds), len(FaultKind) if minutes >= 2 else len(FaultKind) / 2),
+            at_least("faults_per_minute", len(self.injected) / minutes, faults_per_minute),
+            at_least("kinds_of_fault", len(kinds), kinds_asked_for(self.duration_s)),
             at_least("transitions_per_minute", sum(self.transitions().values()) / minutes, TRANSITIONS_PER_MINUTE),
         ]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from simulator.chaos.load import BASE_FLOOR, RAISED_FLOOR, SERVICES, chaos_load, floor_changes
 from simulator.chaos.losses import GRACE_S, Failure, Trouble, judge, read_failures
-from simulator.chaos.plan import FIRST_S, GAPS_S, LENGTHS_S, FaultKind, choose, plan_faults
+from simulator.chaos.plan import FIRST_S, GAPS_S, LENGTHS_S, FaultKind, choose, fewest_faults, plan_faults
+from simulator.chaos.report import FAULTS_PER_MINUTE, faults_asked_for_per_minute, kinds_asked_for
 from simulator.chaos.rules import Seen, hidden_below_floor, tokens_that_fell, two_awake, undecided
 from simulator.replay.report import Outcome, RequestRecord
 from trimtab.api.actuator.v1 import actuator_pb2
@@ -47,6 +48,30 @@ def test_a_fault_comes_every_few_seconds_and_each_kind_in_the_first_minute_and_a
         low_s, high_s = LENGTHS_S.get(fault.kind, (0.0, 0.0))
         assert low_s <= fault.length_s <= high_s
         assert (fault.delay_s > 0) == (fault.kind is FaultKind.ACKNOWLEDGEMENT_DELAYED)
+
+
+@given(seed=st.integers(0, 10_000), duration_s=st.floats(20, 300))
+def test_no_schedule_is_asked_for_more_faults_or_kinds_than_it_has(seed: int, duration_s: float) -> None:
+    faults = plan_faults(duration_s=duration_s, seed=seed)
+    assert len(faults) >= fewest_faults(duration_s) > 0
+    assert len({fault.kind for fault in faults}) >= kinds_asked_for(duration_s)
+    assert len(faults) / (duration_s / 60) >= faults_asked_for_per_minute(duration_s)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "kinds", "per_minute"),
+    [
+        (20, 2, 6.0),
+        (30, 4, FAULTS_PER_MINUTE),
+        (45, 6, FAULTS_PER_MINUTE),
+        (119, 6, 8.0),
+        (120, 11, 8.0),
+        (600, 11, 8.0),
+    ],
+)
+def test_a_longer_run_is_asked_for_more(duration_s: float, kinds: int, per_minute: float) -> None:
+    assert kinds_asked_for(duration_s) == kinds
+    assert faults_asked_for_per_minute(duration_s) == pytest.approx(per_minute)
 
 
 @pytest.mark.parametrize(

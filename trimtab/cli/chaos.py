@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.cli.addresses import LocalAddresses
 from trimtab.cli.connect import CommandError, endpoints_of
 from trimtab.cli.demo_resources import expected_replicas
+from trimtab.cli.fresh import fresh_folder
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.output import console
 from trimtab.cli.resources import apply_resources, read_resources
@@ -55,20 +55,23 @@ def chaos_command(
     """Kill, hang and break everything under load, and count what Trimtab lost; exit 1 when a bar is missed."""
     base = endpoints_of(context).port_base if port_base is None else port_base
     console.quiet = as_json
-    try:
-        report = asyncio.run(_chaos(ChaosOptions(duration_s=duration_s, seed=seed), base, state_folder / "chaos"))
-    except Stopped:
-        console.print("stopped", highlight=False)
-        raise typer.Exit(130) from None
+    folder = state_folder / "chaos"
+    path = folder / "chaos.json"
+    addresses = LocalAddresses(port_base=base)
     machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
-    document = report.to_json(machine=machine)
-    path = state_folder / "chaos" / "chaos.json"
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    with fresh_folder(folder, addresses, command="chaos"):
+        try:
+            report = asyncio.run(_chaos(ChaosOptions(duration_s=duration_s, seed=seed), addresses, folder))
+        except Stopped:
+            console.print("stopped", highlight=False)
+            raise typer.Exit(130) from None
+        document = report.to_json(machine=machine)
+        path.write_text(json.dumps(document, indent=2) + "\n")
     for line in report.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for bar in report.bars:
         console.print(f"  {bar.name}: {bar.value:g} (asked for: {bar.bar:g}, {'met' if bar.ok else 'NOT met'})")
-    console.print(f"counts: {path}; logs: {state_folder / 'chaos' / 'logs'}", highlight=False, soft_wrap=True)
+    console.print(f"counts: {path}; logs: {folder / 'logs'}", highlight=False, soft_wrap=True)
     if as_json:
         console.quiet = False
         print(json.dumps(document, indent=2))
@@ -77,10 +80,8 @@ def chaos_command(
         raise CommandError(f"missed: {', '.join(missed)}; see {path}")
 
 
-async def _chaos(options: ChaosOptions, port_base: int, folder: Path) -> ChaosReport:
+async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path) -> ChaosReport:
     stop = stop_on_signals()
-    shutil.rmtree(folder, ignore_errors=True)
-    addresses = LocalAddresses(port_base=port_base)
     actuator = channel(addresses.address("actuator"))
     middleman = Middleman(actuator_pb2_grpc.ActuatorServiceStub(actuator))
     server, gateway_actuator = await serve_middleman(middleman)
@@ -95,7 +96,7 @@ async def _chaos(options: ChaosOptions, port_base: int, folder: Path) -> ChaosRe
     resources = read_resources([scenario_folder("chaos") / "resources"])
     console.print(f"starting; logs in {stack.log_folder}", highlight=False)
     try:
-        async with running(stack, stop=stop) as up, aiohttp.ClientSession() as http:
+        async with running(stack, stop=stop, locked=True) as up, aiohttp.ClientSession() as http:
             await apply_when_up(up.services, resources)
             await _bring_up(up, resources, stop)
             console.print(f"{options.duration_s:g} s of load and faults, seed {options.seed}", highlight=False)

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import platform
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,6 +29,7 @@ from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.cli.addresses import LocalAddresses
 from trimtab.cli.connect import PAGE_SIZE, CommandError, Services, endpoints_of, every_item
 from trimtab.cli.demo_resources import expected_replicas, resources_of_pass
+from trimtab.cli.fresh import fresh_folder
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.output import console, message_dict
 from trimtab.cli.resources import read_resources
@@ -57,11 +57,21 @@ class DemoPlan:
     state_folder: Path
     stream_interval: int
 
+    @property
+    def folder(self) -> Path:
+        """What both passes leave: emptied by the next demo."""
+        return self.state_folder / "demo"
+
+    @property
+    def addresses(self) -> LocalAddresses:
+        """Of both stacks, one after the other."""
+        return LocalAddresses(port_base=self.port_base)
+
     def stack(self, name: PassName) -> LocalStack:
         """A fresh stack of its own for one pass."""
         return LocalStack(
-            addresses=LocalAddresses(port_base=self.port_base),
-            state_folder=self.state_folder / "demo" / name,
+            addresses=self.addresses,
+            state_folder=self.folder / name,
             topology=scenario_folder("demo") / "topology.yaml",
             bring_up_scale=BRING_UP_SCALE,
             stream_interval=self.stream_interval,
@@ -112,7 +122,8 @@ def demo_command(
     )
     console.quiet = as_json
     try:
-        summary = asyncio.run(_demo(plan, trace_name="bundled" if trace is None else trace.name))
+        with fresh_folder(plan.folder, plan.addresses, command="demo"):
+            summary = asyncio.run(_demo(plan, trace_name="bundled" if trace is None else trace.name))
     except Stopped:
         console.print("stopped", highlight=False)
         raise typer.Exit(130) from None
@@ -171,7 +182,6 @@ def _introduce(plan: DemoPlan, trace_name: str) -> None:
 
 async def _pass(plan: DemoPlan, name: PassName, stop: asyncio.Event) -> PassFigures:
     stack = plan.stack(name)
-    shutil.rmtree(stack.state_folder, ignore_errors=True)
     resources = resources_of_pass(plan.resources, plan.split, plan.trace.mean_demand, static=name == "static")
     console.rule(f"{name} pass: bringing the fleet up")
     async with running(stack, stop=stop) as up:

@@ -21,6 +21,7 @@ from trimtab.cli.supervisor import ChildSpec
 from trimtab.rpc import healthcheck
 
 CLUSTER = "local"
+LOCK_NAME = "lock"
 # The first start of a service on a busy machine; a stack that is not up by then says what it waits for.
 READY_TIMEOUT_S = 60.0
 
@@ -117,16 +118,22 @@ class LocalStack:
         )
 
 
-def prepare_state_folder(folder: Path) -> int:
-    """Makes the folders and locks the stack's; returns the lock's file descriptor. Raises CommandError."""
+def make_state_folders(folder: Path) -> None:
+    """The folders that a stack's processes write to. Raises CommandError."""
     try:
         for part in (folder, folder / "logs", folder / "store"):
             part.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CommandError(
-            f"cannot write to {error.filename or folder}: {error.strerror}; give another folder with --state-dir"
-        ) from None
+        raise not_writable(folder, error) from None
+
+
+def lock_folder(folder: Path) -> int:
+    """Makes a folder and locks it; returns the lock's file descriptor. Raises CommandError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise not_writable(folder, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -135,6 +142,13 @@ def prepare_state_folder(folder: Path) -> int:
             raise
         raise CommandError(f"another stack runs in {folder}: stop it, or give --state-dir and --port-base") from None
     return lock
+
+
+def not_writable(folder: Path, error: OSError) -> CommandError:
+    """What is said of a folder that cannot be written to."""
+    return CommandError(
+        f"cannot write to {error.filename or folder}: {error.strerror}; give another folder with --state-dir"
+    )
 
 
 def check_ports(addresses: LocalAddresses) -> None:

@@ -17,7 +17,7 @@ import typer
 from simulator.scenarios import scenario_folder
 from trimtab.cli.addresses import MAX_PORT_BASE, LocalAddresses
 from trimtab.cli.connect import CommandError, Endpoints, Services, endpoints_of, open_services
-from trimtab.cli.local import READY_TIMEOUT_S, LocalStack, check_ports, prepare_state_folder
+from trimtab.cli.local import READY_TIMEOUT_S, LocalStack, check_ports, lock_folder, make_state_folders
 from trimtab.cli.output import console
 from trimtab.cli.resources import apply_resources, read_resources
 from trimtab.cli.signals import stop_on_signals
@@ -50,10 +50,16 @@ class RunningStack:
 
 
 @asynccontextmanager
-async def running(stack: LocalStack, *, stop: asyncio.Event | None = None) -> AsyncIterator[RunningStack]:
-    """Starts every process of a stack and ends them all at the end of the block. Raises CommandError."""
-    lock = prepare_state_folder(stack.state_folder)
+async def running(
+    stack: LocalStack, *, stop: asyncio.Event | None = None, locked: bool = False
+) -> AsyncIterator[RunningStack]:
+    """Starts every process of a stack and ends them all at the end of the block. Raises CommandError.
+
+    `locked`: the caller holds the lock of the stack's folder.
+    """
+    lock = None if locked else lock_folder(stack.state_folder)
     try:
+        make_state_folders(stack.state_folder)
         check_ports(stack.addresses)
         events: deque[str] = deque(maxlen=_LAST_EVENTS)
         supervisor = Supervisor(
@@ -69,7 +75,8 @@ async def running(stack: LocalStack, *, stop: asyncio.Event | None = None) -> As
         finally:
             await supervisor.stop()
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 async def _start(stack: LocalStack, supervisor: Supervisor) -> None:
