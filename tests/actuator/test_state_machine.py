@@ -16,7 +16,7 @@ import hypothesis.strategies as st
 import pytest
 from actuator_fleet_model import Request, Server
 from actuator_rig import MAX_LOOK_LAG, STEP_S, Rig, spec
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actuator.core.fencing import Refused
@@ -395,6 +395,8 @@ ClusterMachine.TestCase.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=25,
     deadline=None,
+    # Without the explain phase, which traces every line and makes the runs several times as long.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestCluster = ClusterMachine.TestCase
+TestCluster = pytest.mark.timeout(600)(ClusterMachine.TestCase)

@@ -123,12 +123,21 @@ def sleep_level_of(d: Draft, replica: Replica) -> int:
 
 
 def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
-    """A sleep is under way, or was when a crash came: then it is simply asked for again."""
+    """A sleep is under way, or was when a crash came: then it is asked for again, once the server is idle.
+
+    The request to sleep may have been stored and never sent, and meanwhile, without the store, the server was shown
+    again: so it is hidden and drained as at first. One that did fall asleep is found so by the next look.
+    """
     if outstanding(d, step):
         return step
     outcome = d.outcomes.get(replica.name)
     if outcome is None or outcome.kind is not ActionKind.SLEEP:
-        return ask_sleep(d, operation, step, replica) if d.now_s >= step.not_before_s else step
+        if d.now_s < step.not_before_s:
+            return step
+        step, quiet = drained(d, step, replica)
+        if quiet:
+            return ask_sleep(d, operation, step, replica)
+        return (past_deadline(d, step, replica) or step) if replica.life_cycle is LifeCycle.DRAINING else step
     if outcome.ok:
         fall_asleep(d, replica, operation.operation_id)
         return succeed(d, step, "asleep")

@@ -48,11 +48,15 @@ def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> 
     """
     d = Draft(state, world, limits, now_s)
     observe(d)
+    # Whoever has a step for it: a server that was told to sleep may be falling asleep.
+    told_to_sleep = {
+        step.replica for operation in d.unfinished() for step in operation.steps if step.asked is ActionKind.SLEEP
+    }
     for operation in list(d.unfinished()):
         hidden = [
             step
             for step in operation.steps
-            if step.asked is not ActionKind.SLEEP
+            if step.replica not in told_to_sleep
             and step.replica in d.replicas
             and d.replicas[step.replica].life_cycle is LifeCycle.DRAINING
         ]
@@ -69,7 +73,8 @@ def resume(state: State, *, now_s: float, limits: Limits) -> State:
     Every gateway that was known is taken for leased for a while: it may still route by what it was told before, so it
     has to speak, or stay silent for longer than its lease, before anything hidden may sleep. Revisions leap ahead of
     any that were shown and not stored; they are Unix milliseconds at every start, so that they do not fall even when
-    the store was lost.
+    the store was lost. What is hidden may have been shown again by such a revision, so it counts as hidden by the new
+    one: who has not acknowledged that may still route to it.
     """
     floor = int(now_s * 1000)
     meta = replace(
@@ -81,4 +86,8 @@ def resume(state: State, *, now_s: float, limits: Limits) -> State:
     gateways = {
         name: Gateway(gateway=name, lease_until_s=now_s + limits.gateway_grace_s) for name in sorted(state.gateways)
     }
-    return replace(state, meta=meta, gateways=gateways)
+    replicas = {
+        name: replica if replica.routable else replace(replica, hidden_revision=meta.endpoint_revision)
+        for name, replica in state.replicas.items()
+    }
+    return replace(state, meta=meta, gateways=gateways, replicas=replicas)
