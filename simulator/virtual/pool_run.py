@@ -16,7 +16,7 @@ from policy_engine.core.overlay import first_awake, make_overlay
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
-from simulator.core.requests import EngineGauges, FinishedRequest
+from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from simulator.virtual.actuation import ActuatorPace, VirtualActuator, gpu_ids
 from simulator.virtual.control import (
@@ -30,7 +30,7 @@ from simulator.virtual.control import (
 from simulator.virtual.gateway import VirtualGateway
 from simulator.virtual.observing import VirtualCollector
 from simulator.virtual.result import RunResult, TimelinePoint
-from simulator.virtual.sampling import Tally, sample_of
+from simulator.virtual.sampling import Sampler, Tally
 from simulator.virtual.servers import VirtualServer, VirtualServers
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle
@@ -107,7 +107,7 @@ class PoolRun:
         )
         self.desk = PoolDesk(setup.pool, setup.policies, self.actuator, awake)
         self.timeline: list[TimelinePoint] = []
-        self._gauges: dict[str, tuple[float, EngineGauges]] = {}
+        self._sampler = Sampler()
         self._samples: dict[str, ReplicaSample] = {}
         self._members = tuple(sorted(set(self.desk.members.values())))
         self._traffic = {policy.name: Tally() for policy in setup.policies}
@@ -146,11 +146,7 @@ class PoolRun:
             policy=policy,
             trace=trace,
             seed=seed,
-            requests=dataclasses.replace(
-                columns,
-                first_token_s=columns.first_token_s - START_S,
-                finished_s=columns.finished_s - START_S,
-            ),
+            requests=columns.since(START_S),
             timeline=tuple(self.timeline),
             duration_s=duration_s,
             gpu_hours=self.gpu_hours,
@@ -171,7 +167,7 @@ class PoolRun:
         servers = self._servers_now()
         if self.controller.reads_windows:
             self.collector.scrape(now_s, {name: server.recorder.reading(now_s) for name, server in servers})
-        self._take_samples(now_s)
+        self._samples = self._sampler.take(self.servers, now_s)
         for item in self.gateway.demand():
             self._traffic[item.service].add(item)
             self.collector.report(
@@ -243,20 +239,6 @@ class PoolRun:
         return PoolLook(
             now_s=now_s, views=views, fronts=fronts, replicas=replicas, samples=self._samples, traffic=traffic
         )
-
-    def _take_samples(self, now_s: float) -> None:
-        self._samples = {}
-        for name, server in self.servers.by_name.items():
-            if not server.awake:
-                self._gauges.pop(name, None)
-                continue
-            engine = self.servers.clock.engines[server.index]
-            gauges = engine.observe(now_s)
-            before_s, before = self._gauges.get(name, (now_s, gauges))
-            self._gauges[name] = (now_s, gauges)
-            self._samples[name] = sample_of(
-                gauges, before, now_s - before_s, kv_blocks=server.blocks, waiting_kv_blocks=engine.waiting_blocks
-            )
 
     def _draw(self, now_s: float, look: PoolLook) -> None:
         scores = self.controller.scores()

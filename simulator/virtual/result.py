@@ -39,6 +39,12 @@ class RequestColumns:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def since(self, start_s: float) -> RequestColumns:
+        """The same with answers' times counted from `start_s` on the run's clock, when the trace began."""
+        return dataclasses.replace(
+            self, first_token_s=self.first_token_s - start_s, finished_s=self.finished_s - start_s
+        )
+
     @property
     def complete(self) -> NDArray[np.bool_]:
         """Rows that were answered in full."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from simulator.core.requests import EngineGauges, FinishedRequest
 from simulator.virtual.control import ReplicaSample, ServiceTraffic
 from simulator.virtual.gateway import Demand
+from simulator.virtual.servers import VirtualServers
 
 
 class Tally:
@@ -58,6 +59,33 @@ class Tally:
         self._arrivals = self._prompt_tokens = self._output_tokens = 0
         self._ttft_s, self._itl_s = [], []
         return found
+
+
+class Sampler:
+    """What every awake server says, scrape by scrape."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, tuple[float, EngineGauges]] = {}
+
+    def take(self, servers: VirtualServers, now_s: float) -> dict[str, ReplicaSample]:
+        """By name. Engines must be up to `now_s`."""
+        samples: dict[str, ReplicaSample] = {}
+        for name, server in servers.by_name.items():
+            if not server.awake:
+                self.forget(name)
+                continue
+            engine = servers.clock.engines[server.index]
+            gauges = engine.observe(now_s)
+            before_s, before = self._looks.get(name, (now_s, gauges))
+            self._looks[name] = (now_s, gauges)
+            samples[name] = sample_of(
+                gauges, before, now_s - before_s, kv_blocks=server.blocks, waiting_kv_blocks=engine.waiting_blocks
+            )
+        return samples
+
+    def forget(self, name: str) -> None:
+        """The server is gone; one of its name begins anew."""
+        self._looks.pop(name, None)
 
 
 def sample_of(

@@ -16,7 +16,7 @@ from policy_engine.core.vocabulary import MemberKey
 from prescheduler.core.model import RoleRequest, ScalingRequest
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
-from simulator.core.requests import EngineGauges, FinishedRequest
+from simulator.core.requests import FinishedRequest
 from simulator.offline.network import Place
 from simulator.traces.model import TraceRequest
 from simulator.virtual.actuation import ActuatorPace
@@ -25,7 +25,7 @@ from simulator.virtual.gateway import CLUSTER
 from simulator.virtual.observing import VirtualCollector
 from simulator.virtual.placing import PlacingActuator, PreScheduler
 from simulator.virtual.result import RunResult, TimelinePoint
-from simulator.virtual.sampling import Tally, sample_of
+from simulator.virtual.sampling import Sampler, Tally
 from simulator.virtual.scaled_control import ScaledController, ScaledLook
 from simulator.virtual.servers import VirtualServers
 from simulator.virtual.staged_gateway import StagedGateway
@@ -91,7 +91,7 @@ class ScaledRun:
         self._until_s = 0.0
         self._serving = False
         self._tally = Tally()
-        self._gauges: dict[str, tuple[float, EngineGauges]] = {}
+        self._sampler = Sampler()
         self._samples: dict[str, ReplicaSample] = {}
 
     def run(self, requests: Iterable[TraceRequest], *, duration_s: float, grace_s: float) -> None:
@@ -126,12 +126,7 @@ class ScaledRun:
             policy=policy,
             trace=trace,
             seed=seed,
-            requests=dataclasses.replace(
-                columns,
-                arrival_s=columns.arrival_s,
-                first_token_s=columns.first_token_s - self.started_s,
-                finished_s=columns.finished_s - self.started_s,
-            ),
+            requests=columns.since(self.started_s),
             timeline=tuple(self.timeline),
             duration_s=duration_s,
             gpu_hours=self.gpu_hours,
@@ -151,7 +146,7 @@ class ScaledRun:
         if self.controller.reads_windows:
             readings = {name: one.recorder.reading(now_s) for name, one in self.servers.by_name.items() if one.awake}
             self.collector.scrape(now_s, readings)
-        self._take_samples(now_s)
+        self._samples = self._sampler.take(self.servers, now_s)
         for item in self.gateway.demand():
             self._tally.add(item)
             self.collector.report(
@@ -241,19 +236,6 @@ class ScaledRun:
             sum(1 for name in names[role] if name in routable) >= count for role, count in self.setup.first.items()
         )
 
-    def _take_samples(self, now_s: float) -> None:
-        self._samples = {}
-        for name, server in self.servers.by_name.items():
-            if not server.awake:
-                continue
-            engine = self.servers.clock.engines[server.index]
-            gauges = engine.observe(now_s)
-            before_s, before = self._gauges.get(name, (now_s, gauges))
-            self._gauges[name] = (now_s, gauges)
-            self._samples[name] = sample_of(
-                gauges, before, now_s - before_s, kv_blocks=server.blocks, waiting_kv_blocks=engine.waiting_blocks
-            )
-
     def _draw(self, now_s: float, names: Mapping[Role, Sequence[str]], routable: frozenset[str]) -> None:
         for role in self.roles:
             samples = [self._samples[name] for name in names[role] if name in self._samples]
@@ -275,7 +257,7 @@ class ScaledRun:
 
     def _deleted(self, name: str) -> None:
         self.collector.remove(name)
-        self._gauges.pop(name, None)
+        self._sampler.forget(name)
 
     def _kick(self) -> None:
         self.actuator.kick()

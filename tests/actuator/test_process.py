@@ -573,3 +573,4 @@ async def test_a_revision_that_was_never_published_proves_nothing(stack: Any) ->
         return any("gateway-t" in step.phase for step in operation.steps)
 
     await stack.until(waits, what="a release that waits for the gateway")
+    assert await waits()

@@ -104,6 +104,7 @@ async def test_a_new_leader_goes_on_with_every_transition_under_way(fake_actuato
         return [states[name] for name in ids] == [SUCCEEDED, SUCCEEDED]
 
     await until(both_done)
+    assert await both_done()
 
 
 async def test_a_small_pool_has_one_transition_under_way(fake_actuator, start_engine, windows):

@@ -101,6 +101,10 @@ def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
     sight = d.sight(replica.name)
     if replica.life_cycle is LifeCycle.STARTING and (sight is None or not sight.healthy):
         return _still_starting(d, step, replica)
+    return _sleep_when_drained(d, operation, step, replica)
+
+
+def _sleep_when_drained(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     step, quiet = drained(d, step, replica)
     if quiet:
         return ask_sleep(d, operation, step, replica)
@@ -132,12 +136,7 @@ def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) ->
         return step
     outcome = d.outcomes.get(replica.name)
     if outcome is None or outcome.kind is not ActionKind.SLEEP:
-        if d.now_s < step.not_before_s:
-            return step
-        step, quiet = drained(d, step, replica)
-        if quiet:
-            return ask_sleep(d, operation, step, replica)
-        return (past_deadline(d, step, replica) or step) if replica.life_cycle is LifeCycle.DRAINING else step
+        return _sleep_when_drained(d, operation, step, replica) if d.now_s >= step.not_before_s else step
     if outcome.ok:
         fall_asleep(d, replica, operation.operation_id)
         return succeed(d, step, "asleep")

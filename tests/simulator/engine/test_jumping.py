@@ -127,6 +127,7 @@ def test_both_engines_tell_the_same_story(
     stepped = step_through(limits, timing, actions, max_steps=20_000)
     jumped, runs = jump_through(limits, timing, actions)
     check_same(stepped, jumped, 0.0)
+    assert len(jumped.finished) == len(stepped.finished)
     event(f"preempted: {'yes' if any(f.preemptions for f in stepped.finished) else 'no'}")
     event(f"jumped: {'yes' if runs < len(stepped.tokens) else 'no'}")
 
@@ -155,6 +156,7 @@ def test_with_measured_profiles_token_times_agree_to_one_part_in_a_billion(
     stepped = step_through(limits, timing, actions, max_steps=50_000)
     jumped, _ = jump_through(limits, timing, actions)
     check_same(stepped, jumped, 1e-9)
+    assert len(jumped.finished) == len(stepped.finished)
 
 
 def test_a_head_of_the_queue_that_does_not_fit_whole_waits_however_much_of_it_is_evicted() -> None:
