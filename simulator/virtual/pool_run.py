@@ -24,14 +24,13 @@ from simulator.virtual.control import (
     MemberScore,
     PoolDesk,
     PoolLook,
-    ReplicaSample,
     specs_of,
 )
 from simulator.virtual.gateway import VirtualGateway
 from simulator.virtual.observing import VirtualCollector
 from simulator.virtual.result import RunResult, TimelinePoint
-from simulator.virtual.sampling import Sampler, Tally
-from simulator.virtual.servers import VirtualServer, VirtualServers
+from simulator.virtual.servers import VirtualServers
+from simulator.virtual.serving import Serving
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle
 
@@ -80,10 +79,14 @@ class PoolRun:
         awake = first_awake(setup.pool, policies, overlay)
         specs = specs_of(setup.pool, overlay)
         gpus = {gpu for spec in specs for gpu in gpu_ids(spec)}
-        self.gateway = VirtualGateway([policy.name for policy in setup.policies])
+        services = [policy.name for policy in setup.policies]
+        self.gateway = VirtualGateway(services)
         self.servers = VirtualServers(dict.fromkeys(sorted(gpus), setup.gpu_memory_gib), self._finished)
         self.gateway.connect(self.servers)
         self.collector = VirtualCollector(window_s=setup.window_s, interval_s=setup.scrape_s)
+        self.serving = Serving(
+            self.gateway, self.servers, self.collector, services=services, timeline_s=setup.timeline_s
+        )
         # Who is to sleep is placed first: an awake server leaves no room for another that is awake.
         for spec in sorted(specs, key=lambda spec: (spec.replica in awake, spec.replica)):
             self.servers.place(
@@ -107,37 +110,22 @@ class PoolRun:
         )
         self.desk = PoolDesk(setup.pool, setup.policies, self.actuator, awake)
         self.timeline: list[TimelinePoint] = []
-        self._sampler = Sampler()
-        self._samples: dict[str, ReplicaSample] = {}
         self._members = tuple(sorted(set(self.desk.members.values())))
-        self._traffic = {policy.name: Tally() for policy in setup.policies}
-        self._drawn_s = -setup.timeline_s
         self._seen_ends = 0
         self._early_due = False
-        self._until_s = START_S
-        self._gpu_hours_before = 0.0
-        self.gpu_hours = 0.0
         self.energy_kwh: float | None = None
         self._moved = {"wakes": 0, "releases": 0, "transitions": 0, "failed": 0}
 
     def run(self, requests: Iterable[TraceRequest], *, duration_s: float, grace_s: float) -> None:
         """Serve a trace; for `grace_s` after `duration_s` what is left may end. Call once."""
         clock = self.servers.clock
-        self._until_s = START_S + duration_s
         self.actuator.start()
         self.desk.publish(self.desk.awake)
         clock.call_at(self.setup.scrape_s, self._beat)
         clock.run_before(START_S)
-        self._gpu_hours_before = self.servers.gpu_hours()
-        for request in requests:
-            at_s = START_S + request.arrival_s
-            clock.run_before(at_s)
-            self.gateway.submit(request, at_s)
-        clock.run_before(self._until_s)
-        self.gpu_hours = self.servers.gpu_hours() - self._gpu_hours_before
+        self.serving.serve(requests, start_s=START_S, duration_s=duration_s)
         self.energy_kwh = self.servers.energy_kwh(duration_s)
-        while self.gateway.open_requests and clock.now_s < self._until_s + grace_s:
-            clock.run_before(clock.now_s + 1.0)
+        self.serving.let_end(grace_s)
 
     def result(self, *, policy: str, trace: str, seed: int, duration_s: float) -> RunResult:
         """What is left of the run."""
@@ -149,7 +137,7 @@ class PoolRun:
             requests=columns.since(START_S),
             timeline=tuple(self.timeline),
             duration_s=duration_s,
-            gpu_hours=self.gpu_hours,
+            gpu_hours=self.serving.gpu_hours,
             energy_kwh=self.energy_kwh,
             wakes=self._moved["wakes"],
             releases=self._moved["releases"],
@@ -163,33 +151,10 @@ class PoolRun:
 
     def _beat(self, now_s: float) -> None:
         """One scrape, and the controller's turn after it."""
-        setup = self.setup
-        servers = self._servers_now()
-        if self.controller.reads_windows:
-            self.collector.scrape(now_s, {name: server.recorder.reading(now_s) for name, server in servers})
-        self._samples = self._sampler.take(self.servers, now_s)
-        for item in self.gateway.demand():
-            self._traffic[item.service].add(item)
-            self.collector.report(
-                now_s,
-                item.service,
-                arrivals=item.arrivals,
-                prompt_tokens=item.prompt_tokens,
-                output_tokens=item.output_tokens,
-                held=item.held,
-            )
+        self.serving.look(now_s, windows=self.controller.reads_windows, sleepers=True)
         self._turn(now_s)
-        if now_s < self._until_s or self.gateway.open_requests:
-            self.servers.clock.call_at(now_s + setup.scrape_s, self._beat)
-
-    def _servers_now(self) -> list[tuple[str, VirtualServer]]:
-        """Every server, its engine up to now and its recorder told whether it sleeps."""
-        found = []
-        for name, server in self.servers.by_name.items():
-            self.servers.clock.at(server.index, self.servers.clock.now_s)
-            server.recorder.asleep = not server.awake
-            found.append((name, server))
-        return found
+        if self.serving.goes_on(now_s):
+            self.servers.clock.call_at(now_s + self.setup.scrape_s, self._beat)
 
     def _early(self) -> None:
         """An operation has ended, which frees its pool: the controller need not wait for its next beat."""
@@ -205,8 +170,7 @@ class PoolRun:
         self._follow(now_s)
         look = self._look(now_s)
         self.controller.tick(look, self.desk)
-        if START_S <= now_s < self._until_s and now_s - self._drawn_s >= self.setup.timeline_s - 1e-6:
-            self._drawn_s = now_s
+        if self.serving.point_due(now_s):
             self._draw(now_s, look)
 
     def _follow(self, now_s: float) -> None:
@@ -235,9 +199,13 @@ class PoolRun:
             if record.routable:
                 routable[self.desk.members[name]].append(name)
         views, fronts = self.collector.signals(now_s, routable)
-        traffic = {service: tally.close(now_s) for service, tally in self._traffic.items()}
         return PoolLook(
-            now_s=now_s, views=views, fronts=fronts, replicas=replicas, samples=self._samples, traffic=traffic
+            now_s=now_s,
+            views=views,
+            fronts=fronts,
+            replicas=replicas,
+            samples=self.serving.samples,
+            traffic=self.serving.traffic(now_s),
         )
 
     def _draw(self, now_s: float, look: PoolLook) -> None:
@@ -264,7 +232,7 @@ class PoolRun:
     def _finished(self, index: int, finished: FinishedRequest) -> None:
         server = self.servers.by_index[index]
         server.recorder.finished(finished)
-        self._traffic[server.service].ended(finished)
+        self.serving.tallies[server.service].ended(finished)
         if self.gateway.finished(finished):
             self.actuator.kick()
 

@@ -20,14 +20,13 @@ from simulator.core.requests import FinishedRequest
 from simulator.offline.network import Place
 from simulator.traces.model import TraceRequest
 from simulator.virtual.actuation import ActuatorPace
-from simulator.virtual.control import ReplicaSample
 from simulator.virtual.gateway import CLUSTER
 from simulator.virtual.observing import VirtualCollector
 from simulator.virtual.placing import PlacingActuator, PreScheduler
 from simulator.virtual.result import RunResult, TimelinePoint
-from simulator.virtual.sampling import Sampler, Tally
 from simulator.virtual.scaled_control import ScaledController, ScaledLook
 from simulator.virtual.servers import VirtualServers
+from simulator.virtual.serving import Serving
 from simulator.virtual.staged_gateway import StagedGateway
 from trimtab.config.resources import ServicePolicy
 from trimtab.words import LifeCycle, Role
@@ -68,6 +67,9 @@ class ScaledRun:
         self.servers = VirtualServers(dict.fromkeys(gpus, setup.gpu_memory_gib), self._finished)
         self.gateway.connect(self.servers)
         self.collector = VirtualCollector(window_s=setup.window_s, interval_s=setup.scrape_s)
+        self.serving = Serving(
+            self.gateway, self.servers, self.collector, services=[self.service], timeline_s=setup.timeline_s
+        )
         self.actuator = PlacingActuator(
             self.servers,
             self.gateway,
@@ -81,18 +83,11 @@ class ScaledRun:
         self.prescheduler = PreScheduler(self.actuator)
         self.roles: tuple[Role, ...] = tuple(spec.role for spec in setup.policy.spec.roles)
         self.timeline: list[TimelinePoint] = []
-        self.started_s = 0.0
-        self.gpu_hours = 0.0
         self.changes = 0
         self._wanted: dict[Role, int] = dict(setup.first)
         self._decided_s = 0.0
         self._planned_s = -setup.cycle_s
-        self._drawn_s = -setup.timeline_s
-        self._until_s = 0.0
-        self._serving = False
-        self._tally = Tally()
-        self._sampler = Sampler()
-        self._samples: dict[str, ReplicaSample] = {}
+        self._tally = self.serving.tallies[self.service]
 
     def run(self, requests: Iterable[TraceRequest], *, duration_s: float, grace_s: float) -> None:
         """Bring the first replicas up, serve a trace, and let what is left end for `grace_s`. Call once.
@@ -107,17 +102,8 @@ class ScaledRun:
                 raise RuntimeError(f"{self.service}: {self._wanted} did not come up within {BRING_UP_S:g} s")
             clock.run_before(clock.now_s + self.setup.scrape_s)
         clock.run_before(clock.now_s + 2 * self.setup.window_s)
-        self.started_s, self._serving = clock.now_s, True
-        self._until_s = self.started_s + duration_s
-        before_hours = self.servers.gpu_hours()
-        for request in requests:
-            at_s = self.started_s + request.arrival_s
-            clock.run_before(at_s)
-            self.gateway.submit(request, at_s)
-        clock.run_before(self._until_s)
-        self.gpu_hours = self.servers.gpu_hours() - before_hours
-        while self.gateway.open_requests and clock.now_s < self._until_s + grace_s:
-            clock.run_before(clock.now_s + 1.0)
+        self.serving.serve(requests, start_s=clock.now_s, duration_s=duration_s)
+        self.serving.let_end(grace_s)
 
     def result(self, *, policy: str, trace: str, seed: int, duration_s: float) -> RunResult:
         """What is left of the run."""
@@ -126,10 +112,10 @@ class ScaledRun:
             policy=policy,
             trace=trace,
             seed=seed,
-            requests=columns.since(self.started_s),
+            requests=columns.since(self.serving.started_s),
             timeline=tuple(self.timeline),
             duration_s=duration_s,
-            gpu_hours=self.gpu_hours,
+            gpu_hours=self.serving.gpu_hours,
             transitions=self.changes,
             counts={
                 "reissued": float(columns.reissued.sum()),
@@ -140,31 +126,14 @@ class ScaledRun:
 
     def _beat(self, now_s: float) -> None:
         """One scrape, the controller's turn, and the pre-scheduler's where something is to be done."""
-        for server in self.servers.by_name.values():
-            self.servers.clock.at(server.index, now_s)
-            server.recorder.asleep = not server.awake
-        if self.controller.reads_windows:
-            readings = {name: one.recorder.reading(now_s) for name, one in self.servers.by_name.items() if one.awake}
-            self.collector.scrape(now_s, readings)
-        self._samples = self._sampler.take(self.servers, now_s)
-        for item in self.gateway.demand():
-            self._tally.add(item)
-            self.collector.report(
-                now_s,
-                item.service,
-                arrivals=item.arrivals,
-                prompt_tokens=item.prompt_tokens,
-                output_tokens=item.output_tokens,
-                held=item.held,
-            )
+        self.serving.look(now_s, windows=self.controller.reads_windows, sleepers=False)
         names, routable = self._names()
-        if self._serving:
+        if now_s >= self.serving.started_s:
             self._decide(now_s, names, routable)
         self._plan(now_s)
-        if self._serving and now_s < self._until_s and now_s - self._drawn_s >= self.setup.timeline_s - 1e-6:
-            self._drawn_s = now_s
+        if self.serving.point_due(now_s):
             self._draw(now_s, names, routable)
-        if not self._serving or now_s < self._until_s or self.gateway.open_requests:
+        if self.serving.goes_on(now_s):
             self.servers.clock.call_at(now_s + self.setup.scrape_s, self._beat)
 
     def _decide(self, now_s: float, names: Mapping[Role, Sequence[str]], routable: frozenset[str]) -> None:
@@ -176,8 +145,8 @@ class ScaledRun:
             front=fronts.get(self.service, FrontDoor()),
             names=names,
             routable=routable,
-            samples=self._samples,
-            traffic=self._tally.close(now_s),
+            samples=self.serving.samples,
+            traffic=self.serving.traffic(now_s)[self.service],
         )
         wanted = dict(self.controller.tick(look))
         if wanted and wanted != self._wanted:
@@ -238,11 +207,11 @@ class ScaledRun:
 
     def _draw(self, now_s: float, names: Mapping[Role, Sequence[str]], routable: frozenset[str]) -> None:
         for role in self.roles:
-            samples = [self._samples[name] for name in names[role] if name in self._samples]
+            samples = [self.serving.samples[name] for name in names[role] if name in self.serving.samples]
             held = self.gateway.held(self.service) if role is not Role.DECODE else 0
             self.timeline.append(
                 TimelinePoint(
-                    at_s=now_s - self.started_s,
+                    at_s=now_s - self.serving.started_s,
                     service=self.service,
                     role=role.value,
                     desired=self._wanted.get(role, 0),
@@ -257,7 +226,7 @@ class ScaledRun:
 
     def _deleted(self, name: str) -> None:
         self.collector.remove(name)
-        self._sampler.forget(name)
+        self.serving.forget(name)
 
     def _kick(self) -> None:
         self.actuator.kick()
