@@ -1,26 +1,19 @@
-"""What roles, sleep and GPU counters look like from outside, on virtual time."""
+"""What roles and GPU counters look like from outside, on virtual time."""
 
 import itertools
-import math
 
 import pytest
 
 from simulator.core.jumping import JumpingEngine
-from simulator.core.memory import GpuId, OutOfMemory
-from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest
 from simulator.core.timing import BatchWork, IterationModel
 from simulator.offline.experts import staged
-from simulator.offline.living import LifeCycle, LivingFleet, LivingReplica
 from simulator.offline.outputs import GPU_POWER, GpuOutputs, gpu_outputs
 from simulator.offline.ratio_sweep import RatioService, peak, sweep
 from simulator.profiles import packaged_profiles
 from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate
-from simulator.traces.model import TraceRequest
 
 H100 = packaged_profiles()["h100-8b-tp1"]
-A100 = packaged_profiles()["a100-8b-tp1"]
-GPU = GpuId("node-0", 0)
 
 
 def decode_replica(rate_rps: float, seconds: float = 240.0) -> tuple[GpuOutputs, float]:
@@ -100,74 +93,6 @@ def test_an_idle_replica_draws_idle_power_and_a_window_has_a_length() -> None:
     assert (outputs.gpu_utilisation_ratio, outputs.sm_activity_ratio, outputs.power_w) == (0.0, 0.0, 150.0)
     with pytest.raises(ValueError, match="window_s must be positive"):
         gpu_outputs(gauges, gauges, window_s=0.0, timing=H100.iteration_model(), power=GPU_POWER["H100"])
-
-
-def living() -> LivingFleet:
-    return LivingFleet({GPU: 40.0})
-
-
-def started(fleet: LivingFleet, name: str, profile: Profile = A100) -> LivingReplica:
-    replica = fleet.start(name, profile, (GPU,), fleet.clock.now_s)
-    assert isinstance(replica, LivingReplica)
-    return replica
-
-
-def test_a_replica_starts_drains_sleeps_and_wakes_in_the_times_of_its_profile() -> None:
-    fleet = living()
-    replica = started(fleet, "a")
-    with pytest.raises(ValueError, match="no replica takes"):
-        fleet.submit(TraceRequest(39.0, "s", 10, 10))
-    fleet.submit(TraceRequest(40.0, "s", 10, 100))
-    fleet.release(replica, 40.5, drain_timeout_s=30.0)
-    fleet.clock.run_before(60.0)
-    fleet.wake(replica, 60.0)
-    fleet.clock.run_before(70.0)
-    fleet.release(replica, 70.0, drain_timeout_s=30.0)
-    fleet.clock.run_before(100.0)
-    idle_s = float(fleet.records.finished_s[0])
-    assert [state for _, state in replica.changes] == [
-        LifeCycle.STARTING,
-        LifeCycle.ACTIVE,
-        LifeCycle.DRAINING,
-        LifeCycle.FALLING_ASLEEP,
-        LifeCycle.SLEEPING,
-        LifeCycle.REACTIVATING,
-        LifeCycle.ACTIVE,
-        LifeCycle.DRAINING,
-        LifeCycle.FALLING_ASLEEP,
-        LifeCycle.SLEEPING,
-    ]
-    expected = [0.0, 39.1, 40.5, idle_s, idle_s + 12.19, 60.0, 61.31, 70.0, 70.0, 71.87]
-    assert [at_s for at_s, _ in replica.changes] == pytest.approx(expected)
-    assert 41.0 < idle_s < 42.0
-
-
-def test_what_still_runs_at_the_deadline_is_ended() -> None:
-    fleet = living()
-    replica = started(fleet, "a")
-    fleet.submit(TraceRequest(40.0, "s", 10, 10_000))
-    fleet.release(replica, 41.0, drain_timeout_s=2.0)
-    fleet.clock.run_before(math.inf)
-    assert (len(fleet.records), fleet.records.aborted) == (0, 1)
-    assert replica.changes[3] == (43.0, LifeCycle.FALLING_ASLEEP)
-
-
-def test_a_sleeper_keeps_memory_and_only_one_replica_is_awake_on_a_gpu() -> None:
-    fleet = living()
-    first = started(fleet, "a")
-    refused = fleet.start("b", A100, (GPU,), 0.0)
-    assert isinstance(refused, OutOfMemory)
-    fleet.clock.run_before(50.0)
-    fleet.release(first, 50.0, drain_timeout_s=1.0)
-    fleet.clock.run_before(70.0)
-    assert fleet.memory.used_gib(GPU) == pytest.approx(1.4)
-    second = started(fleet, "b")
-    assert fleet.memory.used_gib(GPU) == pytest.approx(1.4 + 34.0)
-    assert isinstance(fleet.wake(first, 75.0), OutOfMemory)
-    with pytest.raises(ValueError, match="b is starting, not active"):
-        fleet.release(second, 75.0, drain_timeout_s=1.0)
-    with pytest.raises(ValueError, match="started, not added"):
-        fleet.add(JumpingEngine(A100.engine_limits(), A100.iteration_model()))
 
 
 UNIT_COSTS = IterationModel(
