@@ -14,10 +14,11 @@ from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
 from policy_engine.core.draft import Transition
 from policy_engine.core.guards import GuardState
 from policy_engine.core.overlay import OverlayReplica
-from policy_engine.core.pool import BirthInput, PoolInput, PoolState, UnderWay, bar, decide_pool, lay_out, settle
+from policy_engine.core.pool import PoolState, UnderWay, bar, decide_pool, settle
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.tss import Share
 from policy_engine.core.vocabulary import MemberKey, Region, Rule
+from tests.policy.births import born
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle, Quality, Role
 
@@ -67,30 +68,6 @@ def view(*, tps: float = 0.0, running: float = 0.0, waiting: float = 0.0, ttft_s
     )
 
 
-def tick_of(pool: Pool, policies: tuple[ServicePolicy, ...], views: dict[MemberKey, RoleSignals]) -> PoolInput:
-    """A pool as it was born, every replica where it belongs."""
-    birth = lay_out(BirthInput(pool, policies))
-    return PoolInput(
-        now_s=NOW_S,
-        pool=pool,
-        policies=policies,
-        overlay=birth.overlay,
-        awake=birth.awake,
-        replicas=tuple(
-            ReplicaFacts(
-                item.replica,
-                LifeCycle.ACTIVE if item.replica in birth.awake else LifeCycle.SLEEPING,
-                item.replica in birth.awake,
-                0,
-            )
-            for item in birth.overlay
-        ),
-        views=tuple(sorted(views.items())),
-        fronts=(),
-        state=PoolState(),
-    )
-
-
 def test_case_14_a_half_applied_rebalance_leaves_the_awake_set_within_the_budget() -> None:
     """4P4D → 5P3D on eight GPUs: the release was carried out, the wake was refused, and nothing came back."""
     roles = {"prefill": MemberKey("svc", Role.PREFILL), "decode": MemberKey("svc", Role.DECODE)}
@@ -122,7 +99,12 @@ def test_case_14_a_half_applied_rebalance_leaves_the_awake_set_within_the_budget
 def test_case_17_a_restart_at_a_steady_state_moves_no_replica_of_a_pool() -> None:
     """Two seconds of data, nothing remembered."""
     steady = view(tps=150.0, running=3.0)
-    given = tick_of(shared_pool(7, 4, 3), (policy("chat", low=1), policy("code", low=1)), {CHAT: steady, CODE: steady})
+    given = born(
+        shared_pool(7, 4, 3),
+        (policy("chat", low=1), policy("code", low=1)),
+        now_s=NOW_S,
+        views={CHAT: steady, CODE: steady},
+    )
     assert len(given.awake) == 7
     for age_s in (0.0, 1.0, 2.0):
         result = decide_pool(replace(given, now_s=NOW_S + age_s))
@@ -134,7 +116,7 @@ def test_case_17_a_restart_at_a_steady_state_moves_no_replica_of_a_pool() -> Non
 
 def test_case_20_from_zero_the_demand_at_the_front_door_wakes_a_service_without_a_window() -> None:
     """Nothing is awake, so no replica exports anything; the gateways hold one request."""
-    given = tick_of(shared_pool(2, 0, 1), (policy("chat"), policy("code")), {CODE: view()})
+    given = born(shared_pool(2, 0, 1), (policy("chat"), policy("code")), now_s=NOW_S, views={CODE: view()})
     asleep = decide_pool(given)
     assert not any(name.startswith("chat") for name in asleep.awake)
     held = FrontDoor(window_end_s=NOW_S, held=Signal(1.0, Quality.OK), arrival_rps=Signal(0.2, Quality.OK))
@@ -184,7 +166,7 @@ def test_a_release_is_given_back_while_it_drains_when_the_donors_latency_passes_
     rule, ttft_s, life_cycle, given_back = SUFFERING[case]
     policies = (policy("chat", low=1, guards=GUARDS), policy("code", low=1))
     views = {CHAT: view(tps=150.0, running=3.0, ttft_s=ttft_s), CODE: view(tps=10.0, running=5.0)}
-    given = tick_of(shared_pool(4, 2, 2), policies, views)
+    given = born(shared_pool(4, 2, 2), policies, now_s=NOW_S, views=views)
     donor = next(name for name in given.awake if name.startswith("chat"))
     wake = next(item.replica for item in given.overlay if item.member == CODE and item.replica not in given.awake)
     facts = tuple(

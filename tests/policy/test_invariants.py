@@ -10,9 +10,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy_engine.core.arena import ReplicaFacts
+from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.decision import (
-    BirthInput,
     RecordHeader,
     assemble,
     decode_input,
@@ -21,14 +20,15 @@ from policy_engine.core.decision import (
     run_core,
     same,
 )
-from policy_engine.core.pool import PoolInput, PoolState, decide_pool, lay_out
+from policy_engine.core.pool import PoolInput, PoolState, decide_pool
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.units import shape_of, unit_bounds
 from policy_engine.core.vocabulary import DecisionKind, MemberKey
+from tests.policy.births import born, facts
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.words import LifeCycle, Quality, Role
+from trimtab.words import Quality, Role
 
 NOW = 50_000.0
 
@@ -240,19 +240,7 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
             policies=policies,
             overlay=birth.overlay,
             awake=awake,
-            replicas=tuple(
-                ReplicaFacts(
-                    item.replica,
-                    LifeCycle.FAILED
-                    if item.replica in broken
-                    else LifeCycle.ACTIVE
-                    if item.replica in awake
-                    else LifeCycle.SLEEPING,
-                    item.replica in awake and item.replica not in broken,
-                    rng.randint(0, 3),
-                )
-                for item in birth.overlay
-            ),
+            replicas=facts(birth.overlay, awake, failed=broken, in_flight=lambda: rng.randint(0, 3)),
             views=views,
             fronts=tuple((name, some_front(rng, now_s)) for name in ("a", "b", "c")),
             state=state,
@@ -297,8 +285,6 @@ def assert_replays(tick):
 def example_records():
     """A few decisions of every core, as hex: printed by the subprocess of the test below."""
     pool, policies = pool_resources((1, 2, 1), 4, (1, 1, 0))
-    birth_input = BirthInput(pool, policies)
-    birth = lay_out(birth_input)
     busy = RoleSignals(
         role=Role.COLOCATED,
         window_end_s=NOW,
@@ -307,24 +293,12 @@ def example_records():
         }.items()},
     )  # fmt: skip
     idle = replace(busy, running=Signal(0.0, Quality.OK), waiting=Signal(0.0, Quality.OK))
-    tick = PoolInput(
+    tick = born(
+        pool,
+        policies,
         now_s=NOW + 0.1,
-        pool=pool,
-        policies=policies,
-        overlay=birth.overlay,
-        awake=birth.awake,
-        replicas=tuple(
-            ReplicaFacts(
-                item.replica,
-                LifeCycle.ACTIVE if item.replica in birth.awake else LifeCycle.SLEEPING,
-                item.replica in birth.awake,
-                0,
-            )
-            for item in birth.overlay
-        ),
-        views=tuple((MemberKey(name, Role.COLOCATED), view) for name, view in (("a", busy), ("b", busy), ("c", idle))),
-        fronts=(("a", FrontDoor(window_end_s=NOW, held=Signal(2.0, Quality.OK))),),
-        state=PoolState(),
+        views={MemberKey(name, Role.COLOCATED): view for name, view in (("a", busy), ("b", busy), ("c", idle))},
+        fronts={"a": FrontDoor(window_end_s=NOW, held=Signal(2.0, Quality.OK))},
     )
     spec = ServicePolicy.model_validate(
         {
@@ -347,7 +321,7 @@ def example_records():
         state=ScaledState(desired=((Role.PREFILL, 1), (Role.DECODE, 3))),
     )
     records = []
-    for core_input in (birth_input, tick, scaled):
+    for core_input in (BirthInput(pool, policies), tick, scaled):
         draft = run_core(core_input)
         assert draft is not None
         records.append(assemble(draft, core_input, header()))

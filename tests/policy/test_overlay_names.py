@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.overlay import OverlayError, Resident, make_overlay, renamed
-from policy_engine.core.pool import BirthInput, lay_out
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.poolstate import residents
 from trimtab.api.actuator.v1 import actuator_pb2

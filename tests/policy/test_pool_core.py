@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.pool import BirthInput, PoolInput, PoolState, decide_pool, lay_out
+from policy_engine.core.pool import PoolInput, PoolState, decide_pool
 from policy_engine.core.signals import RoleSignals, Signal
 from policy_engine.core.vocabulary import DecisionKind
+from tests.policy.births import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.words import LifeCycle, Quality
+from trimtab.words import Quality
 
 START_S = 1_700_000_000.0
 
@@ -41,26 +41,9 @@ def stuck_pool() -> PoolInput:
         }
     )
     policies = (member_policy("chat", 1), member_policy("code", 1))
-    birth = lay_out(BirthInput(pool, policies))
-    return PoolInput(
-        now_s=START_S,
-        pool=pool,
-        policies=policies,
-        overlay=birth.overlay,
-        awake=birth.awake,
-        replicas=tuple(
-            ReplicaFacts(
-                item.replica,
-                LifeCycle.ACTIVE if item.replica in birth.awake else LifeCycle.FAILED,
-                item.replica in birth.awake,
-                0,
-            )
-            for item in birth.overlay
-        ),
-        views=(),
-        fronts=(),
-        state=PoolState(),
-    )
+    given = born(pool, policies, now_s=START_S)
+    failed = {item.replica for item in given.overlay}.difference(given.awake)
+    return replace(given, replicas=facts(given.overlay, given.awake, failed=failed))
 
 
 def test_an_urgent_event_that_nothing_can_serve_is_recorded_once() -> None:

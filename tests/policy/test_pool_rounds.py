@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.pool import BirthInput, PoolInput, PoolState, UnderWay, decide_pool, lay_out, settle
+from policy_engine.core.pool import UnderWay, decide_pool, settle
 from policy_engine.core.signals import FrontDoor, RoleSignals, ok
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, MemberKey, Rule
+from tests.policy.births import born, facts
 from trimtab.config.poolrules import PoolRules
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle, Role
@@ -61,29 +61,12 @@ def tick_of(counts, loads, *, nodes=1, floor=1, big=1, **rules):
         }
     )
     policies = tuple(policy(name, gpus=big if name == "big" else 1, floor=floor) for name in counts)
-    birth = lay_out(BirthInput(pool, policies))
-    return PoolInput(
+    return born(
+        pool,
+        policies,
         now_s=START_S,
-        pool=pool,
-        policies=policies,
-        overlay=birth.overlay,
-        awake=birth.awake,
-        replicas=facts(birth.overlay, birth.awake),
-        views=tuple((key(name), window(**load)) for name, load in loads.items()),
-        fronts=tuple((name, FrontDoor(START_S, held=ok(0.0))) for name in loads),
-        state=PoolState(),
-    )
-
-
-def facts(overlay, awake):
-    return tuple(
-        ReplicaFacts(
-            item.replica,
-            LifeCycle.ACTIVE if item.replica in awake else LifeCycle.SLEEPING,
-            item.replica in awake,
-            0,
-        )
-        for item in overlay
+        views={key(name): window(**load) for name, load in loads.items()},
+        fronts={name: FrontDoor(START_S, held=ok(0.0)) for name in loads},
     )
 
 

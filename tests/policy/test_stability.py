@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.pool import BirthInput, PoolInput, PoolState, decide_pool, lay_out
+from policy_engine.core.pool import PoolState, decide_pool
 from policy_engine.core.signals import FrontDoor, RoleSignals, ok
 from policy_engine.core.vocabulary import MemberKey
+from tests.policy.births import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.words import LifeCycle, Role
+from trimtab.words import Role
 
 CAPACITY_TPS, TPOT_S, BASE_TPOT_S, OUTPUT_TOKENS, THETA_TPS = 2000.0, 0.05, 0.0125, 200.0, 24.0
 MOVE_S, WINDOW_S = 2, 5
@@ -88,10 +88,9 @@ def run(works, awake, seconds, *, rules, noise=0.0, seed=1):
             },
         }
     )
-    policies = tuple(policy(name) for name in works)
-    birth = lay_out(BirthInput(pool, policies))
+    given = born(pool, tuple(policy(name) for name in works), now_s=1000.0)
     services = {name: Service(work) for name, work in works.items()}
-    up, desired, state, moving, moves = set(birth.awake), birth.awake, PoolState(), None, []
+    up, desired, state, moving, moves = set(given.awake), given.awake, PoolState(), None, []
     rng = random.Random(seed)
     for second in range(seconds):
         now_s = 1000.0 + second
@@ -101,18 +100,11 @@ def run(works, awake, seconds, *, rules, noise=0.0, seed=1):
             count = sum(replica.startswith(f"{name}-") for replica in up)
             service.second(count, 1 + rng.uniform(-noise, noise))
         seen = {name: signals(service, now_s) for name, service in services.items()}
-        tick = PoolInput(
+        tick = replace(
+            given,
             now_s=now_s,
-            pool=pool,
-            policies=policies,
-            overlay=birth.overlay,
             awake=desired,
-            replicas=tuple(
-                ReplicaFacts(
-                    item.replica, LifeCycle.ACTIVE if item.replica in up else LifeCycle.SLEEPING, item.replica in up, 0
-                )
-                for item in birth.overlay
-            ),
+            replicas=facts(given.overlay, up),
             views=tuple((MemberKey(name, Role.COLOCATED), view) for name, (view, _) in seen.items()),
             fronts=tuple((name, front) for name, (_, front) in seen.items()),
             state=state,

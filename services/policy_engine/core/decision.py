@@ -12,8 +12,9 @@ from typing import Literal
 from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import TypeAdapter, ValidationError
 
+from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.draft import Draft, ReplicaChange
-from policy_engine.core.pool import BirthInput, PoolInput, decide_pool, lay_out
+from policy_engine.core.pool import PoolInput, decide_pool
 from policy_engine.core.scaled import ScaledInput, decide_scaled
 from policy_engine.core.signals import Signal
 from trimtab.api.common.v1 import types_pb2

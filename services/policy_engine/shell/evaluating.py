@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.crossrules import check_policy
 from policy_engine.core.decision import CoreInput, RecordHeader, assemble
 from policy_engine.core.draft import Draft
 from policy_engine.core.overlay import OverlayError
-from policy_engine.core.pool import BirthInput, decide_pool, lay_out
+from policy_engine.core.pool import decide_pool
 from policy_engine.core.scaled import ScaledInput, decide_scaled
 from policy_engine.shell.catalog import POLICIES, Snapshot
 from policy_engine.shell.engine import Engine

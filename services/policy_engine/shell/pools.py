@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, make_overlay, renamed
-from policy_engine.core.pool import BirthInput, PoolInput, PoolResult, PoolState, decide_pool, lay_out
+from policy_engine.core.pool import PoolInput, PoolResult, PoolState, decide_pool
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.convert import overlay_from_proto, replica_facts
 from policy_engine.shell.links import Fleet
