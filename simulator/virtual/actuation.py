@@ -15,13 +15,25 @@ from actuator.core.admission_pool import PoolAnswer, PoolRequest, apply_pool_sta
 from actuator.core.cancelling import cancel_operation
 from actuator.core.endpoints import EndpointState as ActuatorEndpointState
 from actuator.core.endpoints import endpoints_of
-from actuator.core.model import ActionKind, Floor, Gateway, Gpu, Limits, Operation, Spec, State
+from actuator.core.model import (
+    ActionKind,
+    Floor,
+    Gateway,
+    Gpu,
+    Limits,
+    Operation,
+    OperationKind,
+    Spec,
+    State,
+    StepKind,
+)
 from actuator.core.tick import tick
 from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
 from simulator.core.memory import GpuId
 from simulator.gateway.core import Endpoint, EndpointState, Role
 from simulator.virtual.gateway import CLUSTER, VirtualGateway
 from simulator.virtual.servers import ServerState, VirtualServers
+from trimtab import words
 
 GATEWAY = "gateway"
 WRITER = "policy-engine"
@@ -168,17 +180,23 @@ class VirtualActuator:
         listed: dict[str, Listed] = {}
         sights: dict[str, Sight] = {}
         worked_on = {step.replica for operation in self.unfinished() for step in operation.steps}
+        guarded = self._guarded()
         for name, server in self.servers.by_name.items():
             starting = server.state is ServerState.STARTING
             run_state = RunState.STARTING if starting else RunState.RUNNING
             listed[name] = Listed(spec=self._specs[name], address=f"virtual://{name}", run_state=run_state)
-            # How many requests a server has is only asked for where somebody waits for them to end.
+            # A server is only asked for what somebody looks at: requests where their end is waited for, queue and
+            # cache where a release may leave too much to those who stay.
             in_flight = self.servers.in_flight(name) if server.awake and name in worked_on else 0
+            guards = server.awake and (server.service, server.role) in guarded
+            waiting, kv_usage = self.servers.load(name) if guards else (None, None)
             sights[name] = Sight(
                 as_of_s=now_s,
                 healthy=not starting,
                 sleeping=server.state in (ServerState.SLEEPING, ServerState.FALLING_ASLEEP, ServerState.WAKING),
                 in_flight=in_flight,
+                waiting=waiting,
+                kv_usage=kv_usage,
             )
         memory: dict[Gpu, GpuMemory] = {
             (gpu.node, gpu.index): GpuMemory(used_gib=self.servers.memory.used_gib(gpu), memory_gib=gib, as_of_s=now_s)
@@ -193,6 +211,17 @@ class VirtualActuator:
             sights=sights,
             busy=frozenset(self._busy),
         )
+
+    def _guarded(self) -> set[tuple[str, words.Role]]:
+        """Service and role of every release that is under way in a transition: its donors are watched."""
+        return {
+            (spec.service, spec.role)
+            for operation in self.unfinished()
+            if operation.kind is OperationKind.TRANSITION
+            for step in operation.steps
+            if step.kind is StepKind.RELEASE and not step.finished
+            for spec in [self._specs[step.replica]]
+        }
 
     def _act(self, action: Action) -> None:
         name = action.replica

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from actuator.core.fencing import Refused
-from actuator.core.model import Floor, Operation, OperationState, Spec
+from actuator.core.model import Floor, Operation, OperationState, Spec, StepKind
 from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.draft import ReplicaChange, Transition
 from policy_engine.core.overlay import OverlayReplica, make_overlay, member_key
@@ -237,14 +237,18 @@ class ShareController:
         moved = {change.replica for change in (*pending.transition.releases, *pending.transition.wakes)}
         if not pending.preempted:
             self._state = bar(self._state, tuple(sorted(moved)), now_s)
-        awake_now = frozenset(change.replica for change in pending.transition.releases)
-        if operation.state is OperationState.FAILED:
-            awake_now = frozenset(step.replica for step in operation.steps if step.phase == "routable")
-        desk.publish(settle(desk.overlay, desk.awake, pending.transition, awake_now))
+        desk.publish(settle(desk.overlay, desk.awake, pending.transition, awake_after(operation)))
 
     def scores(self) -> Mapping[MemberKey, MemberScore]:
         """Z of every member."""
         return self._scores
+
+
+def awake_after(operation: Operation) -> frozenset[str]:
+    """Which replicas of an operation that did not succeed are awake now."""
+    if operation.state is OperationState.FAILED:
+        return frozenset(step.replica for step in operation.steps if step.phase == "routable")
+    return frozenset(step.replica for step in operation.steps if step.kind is StepKind.RELEASE)
 
 
 def _members_of(changes: Sequence[ReplicaChange]) -> tuple[MemberKey, ...]:

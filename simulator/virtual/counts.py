@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from actuator.core.fencing import Refused
-from actuator.core.model import Operation
+from actuator.core.model import Operation, OperationState, StepKind
 from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.overlay import Gpu, OverlayReplica
+from policy_engine.core.overlay import Gpu, OverlayReplica, adopt_awake
 from policy_engine.core.vocabulary import MemberKey
 from simulator.baselines.interface import Desired, FleetView, Replica, RoleKey, RoleView, Traffic
-from simulator.virtual.control import MemberScore, PoolDesk, PoolLook, ReplicaSample
+from simulator.virtual.control import MemberScore, PoolDesk, PoolLook, ReplicaSample, awake_after
 from trimtab.words import LifeCycle
 
 Tick = Callable[[FleetView], Desired]
@@ -52,8 +52,19 @@ class CountController:
             return
 
     def ended(self, operation: Operation, now_s: float, desk: PoolDesk) -> None:
-        """What failed is seen, and asked for again, at the next tick."""
-        del operation, now_s, desk
+        """What did not succeed is taken back, so that the next tick sees it and asks again."""
+        del now_s
+        if operation.state is OperationState.SUCCEEDED:
+            return
+        moved = {step.replica for step in operation.steps}
+        kept = [name for name in desk.awake if name not in moved]
+        back = awake_after(operation)
+        released = [step.replica for step in operation.steps if step.kind is StepKind.RELEASE and step.replica in back]
+        try:
+            desk.publish(adopt_awake(desk.overlay, (*kept, *back), prefer=(*kept, *released)))
+        except Refused:
+            # The desk has counted it.
+            return
 
     def scores(self) -> Mapping[MemberKey, MemberScore]:
         """None: counts are not ranked."""

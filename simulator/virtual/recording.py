@@ -26,7 +26,7 @@ from metrics_collector.core.schema import (
 )
 from simulator.core.edges import LATENCY_EDGES, TOKEN_GAP_EDGES, TTFT_EDGES
 from simulator.core.jumping import JumpingEngine
-from simulator.core.requests import FinishedRequest, FinishReason
+from simulator.core.requests import EngineGauges, FinishedRequest, FinishReason
 
 _EDGES: tuple[tuple[Latency, tuple[float, ...]], ...] = (
     (Latency.TTFT, TTFT_EDGES),
@@ -70,6 +70,11 @@ class _Histogram:
         """Count a value; an edge belongs to the bucket below it."""
         self.counts[bisect_left(self.edges, seconds)] += times
         self.total_s += seconds * times
+
+
+def waiting_shown(engine: JumpingEngine, gauges: EngineGauges) -> int:
+    """The waiting requests that a page shows, of an engine that gave `gauges` just now."""
+    return engine.num_passed_over + gauges.deferred
 
 
 class EngineRecorder:
@@ -118,7 +123,7 @@ class EngineRecorder:
         self._count_gaps()
         row[_AWAKE] = 0.0 if self.asleep else 1.0
         row[_RUNNING] = gauges.running
-        row[_WAITING] = engine.num_passed_over + gauges.deferred
+        row[_WAITING] = waiting_shown(engine, gauges)
         row[_KV] = row[_KV_MAX] = gauges.kv_usage_ratio
         row[_DECODE] = gauges.generated_tokens
         row[_PREEMPTIONS] = gauges.preemptions

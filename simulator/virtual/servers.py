@@ -15,11 +15,10 @@ from simulator.core.curves import DecodeCurves
 from simulator.core.jumping import JumpingEngine
 from simulator.core.memory import GpuId, GpuMemory, OutOfMemory
 from simulator.core.profile import Profile
-from simulator.core.requests import EngineGauges
 from simulator.core.timing import BatchWork
 from simulator.offline.fleet import EngineClock, OnFinished
 from simulator.offline.outputs import GPU_POWER
-from simulator.virtual.recording import EngineRecorder
+from simulator.virtual.recording import EngineRecorder, waiting_shown
 from trimtab.words import Role
 
 J_PER_KWH = 3.6e6
@@ -145,15 +144,17 @@ class VirtualServers:
         self.memory.release(name)
         del self.by_name[name]
 
-    def gauges(self, name: str) -> EngineGauges:
-        """What the engine holds now."""
-        server = self.by_name[name]
-        return self.clock.at(server.index, self.clock.now_s).observe(self.clock.now_s)
-
     def in_flight(self, name: str) -> int:
         """Requests in the engine, in any state."""
         server = self.by_name[name]
         return self.clock.at(server.index, self.clock.now_s).unfinished
+
+    def load(self, name: str) -> tuple[int, float]:
+        """What its page shows now of requests that wait, and the share of its KV cache in use."""
+        server = self.by_name[name]
+        engine = self.clock.at(server.index, self.clock.now_s)
+        gauges = engine.observe(self.clock.now_s)
+        return waiting_shown(engine, gauges), gauges.kv_usage_ratio
 
     def canary_s(self, name: str) -> float:
         """How long one token of an idle engine takes."""

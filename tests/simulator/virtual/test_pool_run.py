@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from actuator.core.model import Limits, OperationKind, OperationState
 from policy_engine.core.vocabulary import MemberKey
 from simulator.baselines.interface import Desired, FleetView
 from simulator.core.memory import OutOfMemory
@@ -148,6 +150,39 @@ def test_a_wake_that_is_refused_is_rolled_back_and_the_donors_serve_on(monkeypat
     awake = [record.name for record in pool.actuator.state.replicas.values() if record.life_cycle is LifeCycle.ACTIVE]
     assert tuple(sorted(awake)) == pool.desk.awake
     assert sum(1 for name in awake if pool.servers.by_name[name].service == "small") == 4
+
+
+def move_one(view: FleetView) -> Desired:
+    """`small` gives two replicas for one of `large`, ten seconds into the trace."""
+    wanted = {"small": 2, "large": 2}
+    return {role.key: wanted[role.key.service] if view.now_s >= 20.0 else role.desired for role in view.roles}
+
+
+@pytest.mark.parametrize(
+    ("small_rps", "limits", "said"),
+    [
+        pytest.param(6.0, Limits(), "", id="nothing is wrong"),
+        pytest.param(60.0, Limits(), "the queue of the 3 that stay grew from 0 to", id="queue"),
+        pytest.param(60.0, Limits(guard_waiting_growth=1e6), "", id="a queue that may grow"),
+        pytest.param(6.0, Limits(guard_kv_usage=0.01), "of its KV cache", id="cache"),
+    ],
+)
+def test_a_release_is_taken_back_when_those_who_stay_fill_up_and_is_asked_for_again(
+    small_rps: float, limits: Limits, said: str
+) -> None:
+    """The actuator's guard sees the queue and the cache of the servers that serve on while a donor drains."""
+    setup = dataclasses.replace(pool_setup(), limits=limits)
+    pool = PoolRun(setup, CountController(move_one, period_s=5.0))
+    trace = stepped_trace(seed=1, duration_s=20.0, small_rps=small_rps, large_rps=(1.0, 1.0))
+    pool.run(trace, duration_s=20.0, grace_s=60.0)
+    pool.servers.clock.run_before(pool.servers.clock.now_s + 60.0)
+    first, *others = [one for one in pool.actuator.operations_ended if one.kind is OperationKind.TRANSITION]
+    state = OperationState.ROLLED_BACK if said else OperationState.SUCCEEDED
+    assert (first.state, "taken back" in first.detail) == (state, bool(said))
+    assert said in first.detail
+    assert others or not said
+    awake = [record.name for record in pool.actuator.state.replicas.values() if record.life_cycle is LifeCycle.ACTIVE]
+    assert tuple(sorted(awake)) == pool.desk.awake
 
 
 def test_a_request_for_a_service_that_the_pool_lacks_is_refused_by_name() -> None:
