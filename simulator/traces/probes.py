@@ -66,7 +66,7 @@ SPIKE_FRONT = 2.0
 CALM_GPUS = {"dsllama-8b": 0.7, "dsqwen-7b": 0.7, "dsqwen-14b": 1.4}
 
 REAL_GPUS = 5.2
-"""Of all models together, if each had a third of the requests."""
+"""Of all models together, at any time: popularity shares out the work."""
 REAL_HOLD_S = 120.0
 REAL_SHIFT_S = 10.0
 REAL_ZIPF = 0.7
@@ -171,15 +171,14 @@ def simul_spike(duration_s: float) -> list[Stream]:
 
 
 def _recorded(tables: str, duration_s: float, seed: int) -> list[Stream]:
-    """Lengths and gaps of a recorded trace, shared out by shifting popularity; gaps scaled to each model's rate."""
+    """Lengths and gaps of a recorded trace; the work is shared out by shifting popularity, gaps scaled to the rates."""
     laws = packaged(tables)
     lengths = laws.prompt_tokens.mean, laws.output_tokens.mean
-    request_rps = REAL_GPUS * len(MODELS) / sum(_request_gpu_s(model, *lengths) for model in MODELS)
     shares = _popularity(duration_s, seed)
     return [
         Stream(
             service=model,
-            request_rps=shares[model].scaled(request_rps),
+            request_rps=shares[model].scaled(REAL_GPUS / _request_gpu_s(model, *lengths)),
             prompt=laws.prompt_tokens,
             output=laws.output_tokens,
             gaps=laws.gaps_ms,
