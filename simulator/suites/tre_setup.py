@@ -3,8 +3,8 @@
 Source: "Cross-Model Autoscaling for Shared LLM Serving" (TRE), §VI: dsllama-8b and dsqwen-7b on one GPU a replica,
 dsqwen-14b on two; TPOT 75 ms; sleep 1.87 s, the first one 12.19 s, wake 1.31 s; traces of about 720 s. The paper gives
 no TTFT target: 2 s, and 3 s for the large model, are ours, as are floors (one replica each) and the static split, which
-gives each model GPUs in proportion to the load that the five probes bring it on average. Its two machines of four GPUs are
-one node of eight here, on which a replica of two GPUs takes an aligned pair.
+gives each model GPUs in proportion to the load that the five probes bring it on average. Its two machines of four GPUs
+are one node of eight here, on which a replica of two GPUs takes an aligned pair.
 """
 
 from __future__ import annotations

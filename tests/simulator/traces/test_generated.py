@@ -23,7 +23,6 @@ from simulator.traces.probes import (
     FOOTPRINT_GPUS,
     HOT_EXTRA_GPUS,
     MODELS,
-    REAL_GPUS,
     PROBES,
     REAL_GPUS,
     SPIKE_FRONT,
