@@ -83,6 +83,7 @@ class ScaledRun:
         self.prescheduler = PreScheduler(self.actuator)
         self.roles: tuple[Role, ...] = tuple(spec.role for spec in setup.policy.spec.roles)
         self.timeline: list[TimelinePoint] = []
+        self.energy_kwh: float | None = None
         self.changes = 0
         self._wanted: dict[Role, int] = dict(setup.first)
         self._decided_s = 0.0
@@ -102,7 +103,11 @@ class ScaledRun:
                 raise RuntimeError(f"{self.service}: {self._wanted} did not come up within {BRING_UP_S:g} s")
             clock.run_before(clock.now_s + self.setup.scrape_s)
         clock.run_before(clock.now_s + 2 * self.setup.window_s)
+        before_kwh = self.servers.held_energy_kwh()
         self.serving.serve(requests, start_s=clock.now_s, duration_s=duration_s)
+        after_kwh = self.servers.held_energy_kwh()
+        if before_kwh is not None and after_kwh is not None:
+            self.energy_kwh = after_kwh - before_kwh
         self.serving.let_end(grace_s)
 
     def result(self, *, policy: str, trace: str, seed: int, duration_s: float) -> RunResult:
@@ -116,6 +121,7 @@ class ScaledRun:
             timeline=tuple(self.timeline),
             duration_s=duration_s,
             gpu_hours=self.serving.gpu_hours,
+            energy_kwh=self.energy_kwh,
             transitions=self.changes,
             counts={
                 "reissued": float(columns.reissued.sum()),

@@ -163,31 +163,48 @@ class VirtualServers:
 
     def gpu_hours(self) -> float:
         """GPU time of servers that were not asleep, up to now."""
-        now_s = self.clock.now_s
-        running = sum(
-            (now_s - server.up_since_s) * len(server.gpus)
-            for server in self.by_name.values()
-            if server.up_since_s is not None
-        )
-        return (sum(server.gpu_s for server in self.by_index) + running) / 3600
+        return sum(self._gpu_s(server) for server in self.by_index) / 3600
 
     def energy_kwh(self, duration_s: float) -> float | None:
         """Idle power of every GPU for `duration_s`, and the rest of its power for the time its arithmetic took.
 
-        None where the power of a GPU type is not known.
+        For a pool, whose GPUs are its own whoever sleeps. None where the power of a GPU type is not known.
         """
-        gpu_types: dict[GpuId, str] = {}
+        gpu_types = {gpu: server.profile.gpu_type for server in self.by_index for gpu in server.gpus}
+        arithmetic_j = self._arithmetic_j()
+        if arithmetic_j is None:
+            return None
+        return (arithmetic_j + sum(GPU_POWER[name].idle_w * duration_s for name in gpu_types.values())) / J_PER_KWH
+
+    def held_energy_kwh(self) -> float | None:
+        """The same up to now, with idle power for the time that each GPU had a server that was not asleep.
+
+        For servers that come and go, whose GPUs others may have in between. One that is starting idles. None where the
+        power of a GPU type is not known.
+        """
+        arithmetic_j = self._arithmetic_j()
+        if arithmetic_j is None:
+            return None
+        idle_j = sum(GPU_POWER[one.profile.gpu_type].idle_w * self._gpu_s(one) for one in self.by_index)
+        return (arithmetic_j + idle_j) / J_PER_KWH
+
+    def _arithmetic_j(self) -> float | None:
+        """What arithmetic took beyond idle power, of servers that are gone too."""
         joules = 0.0
         for server in self.by_index:
             power = GPU_POWER.get(server.profile.gpu_type)
             if power is None:
                 return None
-            gpu_types.update(dict.fromkeys(server.gpus, server.profile.gpu_type))
             engine = self.clock.at(server.index, self.clock.now_s)
             active_s = engine.observe(self.clock.now_s).computed_tokens * engine.timing.token_s
             joules += active_s * (power.peak_w - power.idle_w) * len(server.gpus)
-        joules += sum(GPU_POWER[name].idle_w * duration_s for name in gpu_types.values())
-        return joules / J_PER_KWH
+        return joules
+
+    def _gpu_s(self, server: VirtualServer) -> float:
+        """GPU time of a server that it was not asleep, up to now."""
+        if server.up_since_s is None:
+            return server.gpu_s
+        return server.gpu_s + (self.clock.now_s - server.up_since_s) * len(server.gpus)
 
     def _add(
         self,
@@ -224,6 +241,5 @@ class VirtualServers:
         self.clock.call_at(self.clock.now_s + seconds, arrive)
 
     def _end_gpu_time(self, server: VirtualServer) -> None:
-        if server.up_since_s is not None:
-            server.gpu_s += (self.clock.now_s - server.up_since_s) * len(server.gpus)
-            server.up_since_s = None
+        server.gpu_s = self._gpu_s(server)
+        server.up_since_s = None

@@ -13,6 +13,7 @@ from policy_engine.core.vocabulary import MemberKey
 from simulator.baselines.interface import Desired, FleetView
 from simulator.core.memory import OutOfMemory
 from simulator.offline.fleet import colocated
+from simulator.offline.outputs import GPU_POWER
 from simulator.profiles import packaged_profiles
 from simulator.virtual.control import ShareController
 from simulator.virtual.counts import CountController
@@ -86,6 +87,24 @@ def test_replicas_that_stay_serve_as_fleets_of_their_own() -> None:
         assert np.sort(result.requests.e2e_s[mine]) == pytest.approx(expected, rel=1e-9)
     assert (result.wakes, result.releases, result.transitions) == (0, 0, 0)
     assert result.gpu_hours == pytest.approx(6 * DURATION_S / 3600)
+
+
+def test_every_gpu_of_a_pool_idles_whoever_sleeps_and_arithmetic_costs_what_its_tokens_take() -> None:
+    setup, power = pool_setup(awake={"small": 2, "large": 1}), GPU_POWER["A100"]
+    trace = stepped_trace(seed=1, duration_s=20.0, small_rps=3.0, large_rps=(1.0, 1.0))
+    tokens: dict[str, int] = dict.fromkeys(MODELS, 0)
+    for request in trace:
+        tokens[request.service] += request.prompt_tokens + request.output_tokens
+    arithmetic_j = sum(
+        tokens[name] * gpus * setup.profiles[profile].iteration_model().token_s * (power.peak_w - power.idle_w)
+        for name, (profile, gpus) in MODELS.items()
+    )
+    for requests, joules in (([], 0.0), (trace, arithmetic_j)):
+        controller = CountController(keep, period_s=5.0)
+        result = run_pool(setup, requests, controller, policy="p", trace="t", seed=1, duration_s=40.0)
+        idle_j = 6 * power.idle_w * 40.0
+        assert result.gpu_hours == pytest.approx(4 * 40.0 / 3600)
+        assert result.energy_kwh == pytest.approx((idle_j + joules) / 3.6e6, rel=0.001)
 
 
 def test_the_share_rule_moves_capacity_to_who_needs_it() -> None:

@@ -7,10 +7,13 @@ import pytest
 
 from actuator.core.model import Limits
 from simulator.baselines.catalogue import BASELINES
+from simulator.baselines.interface import Desired, FleetView, RoleKey
+from simulator.offline.outputs import GPU_POWER
+from simulator.profiles import packaged_profiles
 from simulator.virtual.result import RunResult
 from simulator.virtual.scaled_control import ProportionalController, ScaledCounts
 from simulator.virtual.scaled_run import ScaledRun, ScaledSetup
-from tests.simulator.virtual.services import policy, ramp, setup
+from tests.simulator.virtual.services import NAME, PROFILE, policy, ramp, setup
 from trimtab.words import Role
 
 
@@ -49,6 +52,49 @@ def test_a_service_grows_with_its_load_and_shrinks_after_it_and_loses_nothing(
     assert sorted(record.spec.role for record in run.actuator.state.replicas.values()) == [Role.DECODE, Role.PREFILL]
     assert sorted(run.servers.by_name) == sorted(run.actuator.state.replicas), "who left gave its GPUs back"
     assert 2 * 300 / 3600 < result.gpu_hours < 8 * 300 / 3600
+
+
+def later(counts: dict[Role, int], *, at_s: float) -> ScaledCounts:
+    """One unit, and `counts` from `at_s` on the run's clock."""
+    key = {role: RoleKey(NAME, role) for role in counts}
+
+    def tick(view: FleetView) -> Desired:
+        return {key[role]: counts[role] if view.now_s >= at_s else 1 for role in counts}
+
+    return ScaledCounts(policy(), tick, ((Role.PREFILL, 1), (Role.DECODE, 1)))
+
+
+def test_a_gpu_idles_from_the_start_of_its_server_on_and_not_once_it_is_given_back() -> None:
+    """Without requests all energy is idle power, also of the replica that is still starting when the run ends."""
+    given = setup()
+    start_up_s = given.profiles[PROFILE].lifecycle.start_up_s
+    for counts, held_gpus in (({Role.PREFILL: 1, Role.DECODE: 3}, 4), ({Role.PREFILL: 1, Role.DECODE: 1}, 2)):
+        run = ScaledRun(given, later(counts, at_s=0.0))
+        run.run([], duration_s=start_up_s / 2, grace_s=0.0)
+        result = run.result(policy="p", trace="t", seed=1, duration_s=start_up_s / 2)
+        hours = held_gpus * start_up_s / 2 / 3600
+        assert result.gpu_hours == pytest.approx(hours, rel=0.05)
+        assert result.energy_kwh == pytest.approx(result.gpu_hours * GPU_POWER["H100"].idle_w / 1000)
+
+
+def test_arithmetic_costs_what_its_tokens_take_whoever_has_left(base: tuple[ScaledRun, RunResult]) -> None:
+    """Beyond idle power: every prompt once on a prefill replica, and every token of an answer on a decode replica."""
+    run, result = base
+    trace, power = ramp(), GPU_POWER["H100"]
+    tokens = sum(one.prompt_tokens + one.output_tokens for one in trace)
+    token_s = next(iter(run.setup.profiles.values())).iteration_model().token_s
+    expected_kwh = tokens * token_s * (power.peak_w - power.idle_w) / 3.6e6
+    assert result.energy_kwh is not None
+    assert len(run.servers.by_index) > len(run.servers.by_name)
+    assert result.energy_kwh - result.gpu_hours * power.idle_w / 1000 == pytest.approx(expected_kwh, rel=0.01)
+
+
+def test_the_energy_of_gpus_of_unknown_power_is_not_told() -> None:
+    unknown = packaged_profiles()[PROFILE].model_copy(update={"gpu_type": "abacus"})
+    given = setup(profiles={PROFILE: unknown})
+    _, result = proportional(given)
+    assert result.energy_kwh is None
+    assert result.gpu_hours > 0
 
 
 def test_placements_are_the_pre_schedulers_no_gpu_is_given_twice(base: tuple[ScaledRun, RunResult]) -> None:
