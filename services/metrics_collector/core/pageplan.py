@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from metrics_collector.core.dialects import Combine, Dialect, Family, Kind, Quantity
+from metrics_collector.core.dialects import Combine, Dialect, Family, Kind, Quantity, Source
 from metrics_collector.core.dialects.model import counter_spellings
 from metrics_collector.core.pagerow import COLUMN, Groups, Histogram, Plan, Prefill
-from metrics_collector.core.schema import HistogramColumns, Latency, schema_of
+from metrics_collector.core.schema import Counter, HistogramColumns, Latency, schema_of
 
 
 class Series(NamedTuple):
@@ -97,7 +97,7 @@ def _histogram(family: Family, series: Mapping[str, Sequence[Series]], refused: 
         if found is None:
             refused.add(name)
             return None
-        return _Latency(Latency(family.quantity.value), family.scale, name, family.copies, found)
+        return _Latency(Latency(family.quantity), family.scale, name, family.copies, found)
     return None
 
 
@@ -153,10 +153,7 @@ def _assemble(
     histograms: list[Histogram] = []
     sources: list[tuple[str, tuple[int, ...]]] = []
     for item in latencies:
-        counts = [
-            (_key(dict(one.key), item.copies), place(one.count_row, Quantity(item.latency.value)))
-            for one in item.series
-        ]
+        counts = [(_key(dict(one.key), item.copies), place(one.count_row, item.latency)) for one in item.series]
         columns: HistogramColumns = schema.histograms[item.latency]
         histograms.append(Histogram(name=item.name, columns=columns, counts=_groups(counts), scale=item.scale))
         used = [row for one in item.series for row in (*one.buckets, one.sum_row, one.count_row)]
@@ -182,7 +179,7 @@ def _assemble(
         singles=tuple(singles),
         folds=tuple(folds),
         prefill=_prefill(present),
-        external=Quantity.EXTERNAL_HIT_TOKENS in present,
+        external=Source.EXTERNAL_HIT_TOKENS in present,
         sources=tuple(sources),
         refused=refused,
     )
@@ -203,22 +200,21 @@ def _cells(latencies: Sequence[_Latency], place: Callable[[int, Quantity], int])
         for stripe in range(max(counts, default=0)):
             for item in latencies:
                 for row in (*item.series[stripe].buckets, item.series[stripe].sum_row):
-                    place(row, Quantity(item.latency.value))
+                    place(row, item.latency)
         return max(counts, default=0), ()
     cells: list[Groups] = []
     for item in latencies:
-        quantity = Quantity(item.latency.value)
         keys = [_key(dict(one.key), item.copies) for one in item.series]
         cells += [
-            _groups([(key, place(row, quantity)) for key, row in zip(keys, column, strict=True)])
+            _groups([(key, place(row, item.latency)) for key, row in zip(keys, column, strict=True)])
             for column in zip(*((*one.buckets, one.sum_row) for one in item.series), strict=True)
         ]
     return 0, tuple(cells)
 
 
 def _prefill(present: set[Quantity]) -> Prefill:
-    if Quantity.PREFILL_TOKENS in present:
+    if Counter.PREFILL_TOKENS in present:
         return Prefill.COUNTED
-    if Quantity.CACHED_PROMPT_TOKENS in present:
+    if Source.CACHED_PROMPT_TOKENS in present:
         return Prefill.LESS_CACHED
-    return Prefill.LESS_HITS if Quantity.PREFIX_HIT_TOKENS in present else Prefill.PROMPT
+    return Prefill.LESS_HITS if Source.PREFIX_HIT_TOKENS in present else Prefill.PROMPT

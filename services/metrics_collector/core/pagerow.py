@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from operator import add, le
 
-from metrics_collector.core.dialects import Combine, Quantity
+from metrics_collector.core.dialects import Combine, Quantity, Source
 from metrics_collector.core.schema import (
     COUNTER_COLUMN,
+    COUNTERS,
     GAUGE_COLUMN,
+    GAUGES,
     SCALARS,
     Counter,
     Gauge,
@@ -25,20 +27,15 @@ from metrics_collector.core.schema import (
 Groups = tuple[tuple[int, ...], ...]
 """Positions of numbers: of each group, whose members are copies of one another, the largest counts."""
 
-_EXTRA = (Quantity.CACHED_PROMPT_TOKENS, Quantity.PREFIX_HIT_TOKENS, Quantity.EXTERNAL_HIT_TOKENS)
-COLUMN: dict[Quantity, int] = {
-    **{Quantity(gauge.value): column for gauge, column in GAUGE_COLUMN.items()},
-    **{Quantity(counter.value): column for counter, column in COUNTER_COLUMN.items()},
-    # Beyond the reading's columns: what computed columns come from.
-    **{quantity: SCALARS + place for place, quantity in enumerate(_EXTRA)},
-}
+COLUMN: dict[Quantity, int] = {quantity: column for column, quantity in enumerate((*GAUGES, *COUNTERS, *Source))}
+"""A reading's columns, and beyond them what computed columns come from."""
 BLANK = [math.nan] * len(COLUMN)
 
 _PREFILL = COUNTER_COLUMN[Counter.PREFILL_TOKENS]
 _CACHED = COUNTER_COLUMN[Counter.PREFILL_CACHED_TOKENS]
 _PROMPT = COUNTER_COLUMN[Counter.PROMPT_TOKENS]
 _RATIOS = (GAUGE_COLUMN[Gauge.KV_USAGE_RATIO], GAUGE_COLUMN[Gauge.KV_USAGE_MAX_RATIO])
-_CACHED_PROMPT, _HITS, _EXTERNAL = (COLUMN[quantity] for quantity in _EXTRA)
+_CACHED_PROMPT, _HITS, _EXTERNAL = (COLUMN[source] for source in Source)
 
 
 class _Numbers(dict[bytes, float]):

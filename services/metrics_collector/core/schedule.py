@@ -1,15 +1,21 @@
 """When a target is due: once per interval at a phase of its own, made from its id.
 
-The load is spread that way, and a restart scrapes at the same moments. Intervals are aligned to the store's clock. A
+Windows end at multiples of the interval on the store's clock, and what they say is as old as the scrapes in them. So
+scrapes come shortly before those ends, spread over as much time as their number needs: a few targets over a tenth of
+the interval, thousands over three quarters. The same targets are scraped at the same moments by every process. A
 scrape that comes late is not made up for.
 """
 
 import zlib
 
-SPREAD = 0.75
-"""Scrapes start in this part of an interval, so that what they bring is in the window that ends with it."""
-
-
+LEAD = 0.15
+"""The last scrapes are due this part of an interval before a window's end, so that what they bring is in it."""
+MOST_SPREAD = 0.75
+"""The largest part of an interval over which scrapes are spread; in the rest the last windows are worked."""
+SPREADS = (MOST_SPREAD / 8, MOST_SPREAD / 4, MOST_SPREAD / 2, MOST_SPREAD)
+"""Far apart, so that a fleet that grows by a server keeps its moments."""
+SCRAPES_PER_S = 500.0
+"""So many are begun in a second, where the interval has room for it."""
 PLACES = 100
 """So many moments of an interval are told apart: what is due together costs one wake-up, not one each."""
 
@@ -19,9 +25,15 @@ def phase(target_id: str) -> float:
     return zlib.crc32(target_id.encode()) / 2**32
 
 
-def phase_s(target_id: str, *, interval_s: float) -> float:
-    """How long behind a multiple of the interval a target is due."""
-    return int(phase(target_id) * SPREAD * PLACES) * interval_s / PLACES
+def spread_of(targets: int, *, interval_s: float) -> float:
+    """The part of an interval over which the scrapes of so many targets are spread."""
+    needed = targets / SCRAPES_PER_S / interval_s
+    return next((spread for spread in SPREADS if needed <= spread), MOST_SPREAD)
+
+
+def phase_s(target_id: str, *, spread: float, interval_s: float) -> float:
+    """How long behind a multiple of the interval a target is due, where scrapes take ``spread`` of it."""
+    return round((1.0 - LEAD - spread * phase(target_id)) * PLACES) * interval_s / PLACES
 
 
 def next_due(now_s: float, *, phase_s: float, interval_s: float) -> float:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics_collector.core.dialects import Combine, Dialect, Family, Kind, Quantity
+from metrics_collector.core.dialects import Combine, Dialect, Family, Kind
 from metrics_collector.core.dialects.model import counter_spellings
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Latency, Reading
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Latency, Reading
 
 COLUMNS: Mapping[str, int] = {
     **{gauge.value: column for gauge, column in GAUGE_COLUMN.items()},
@@ -169,7 +169,7 @@ def page_text(draw: st.DrawFn, dialect: Dialect) -> str:
     needed = [family for family in dialect.families if family.quantity in dialect.required]
     optional = draw(st.lists(st.sampled_from(dialect.families), max_size=7, unique_by=lambda item: item.quantity))
     for family in [*needed, *optional]:
-        if family.quantity in (Quantity.PREFILL_SECONDS, Quantity.PREFILL_REQUESTS):
+        if family.quantity in (Counter.PREFILL_SECONDS, Counter.PREFILL_REQUESTS):
             continue
         names = draw(st.lists(st.sampled_from(family.names), min_size=1, unique=True))
         for name in names:

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from metrics_collector.core.dialects import DialectError, load_dialects, parse_dialects, shipped_dialects
+from metrics_collector.core.dialects.model import QUANTITIES
 from metrics_collector.core.page import PageReader
+from metrics_collector.core.pagerow import COLUMN
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Latency
 from tests.collector.pages.pagetexts import histogram, present, series
 
 DOCS = Path(__file__).parents[3] / "docs" / "dialects.md"
@@ -79,7 +82,7 @@ BAD = {
     "an unknown key": (GOOD + "  waiting: {nmes: [x]}\n", "families.waiting.nmes: unknown key"),
     "a key too many": (GOOD.replace("names:", "unit: s, names:"), "families.running.unit: unknown key"),
     "an unknown key at the top": (GOOD + "family: {}\n", "family: unknown key"),
-    "an unknown quantity": (GOOD + "  runing: {names: [x]}\n", "families.runing: "),
+    "an unknown quantity": (GOOD + "  runing: {names: [x]}\n", "families.runing: must be one of running, waiting, "),
     "a bad sample name": (GOOD.replace('["my_running"]}', '["my running"]}'), "families.running.names.0: "),
     "no names": (GOOD.replace('["my_running"]}', "[]}"), "families.running.names: "),
     "a name that is a number": (GOOD.replace('["my_running"]}', "[7]}"), "families.running.names.0: "),
@@ -181,3 +184,9 @@ def test_no_family_of_the_table_of_releases_is_read_under_a_name_that_no_release
 
     assert len(read) == 24
     assert {re.sub("_(total|sum|count)$", "", name) for name in read} <= known
+
+
+def test_a_quantity_stands_in_the_column_of_its_name_and_no_name_is_given_twice() -> None:
+    assert len(set(QUANTITIES)) == len(QUANTITIES), "equal names are one key"
+    assert {name: COLUMN[name] for name in (*GAUGE_COLUMN, *COUNTER_COLUMN)} == {**GAUGE_COLUMN, **COUNTER_COLUMN}
+    assert sorted(COLUMN.values())[SCALARS:] == [COLUMN[name] for name in QUANTITIES if name not in Latency][SCALARS:]

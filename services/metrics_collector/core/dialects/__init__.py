@@ -2,7 +2,7 @@
 
 from metrics_collector.core.dialects.loader import load_dialects, shipped_dialects
 from metrics_collector.core.dialects.mapping import DialectError, parse_dialects
-from metrics_collector.core.dialects.model import Combine, Dialect, Family, Kind, Quantity
+from metrics_collector.core.dialects.model import Combine, Dialect, Family, Kind, Quantity, Source
 
 __all__ = [
     "Combine",
@@ -11,6 +11,7 @@ __all__ = [
     "Family",
     "Kind",
     "Quantity",
+    "Source",
     "load_dialects",
     "parse_dialects",
     "shipped_dialects",

@@ -4,35 +4,47 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError
 
 from metrics_collector.core.dialects.model import (
-    GAUGE_QUANTITIES,
-    LATENCY_QUANTITIES,
+    QUANTITIES,
     Combine,
     Dialect,
     Family,
     Kind,
     Quantity,
 )
+from metrics_collector.core.schema import Gauge, Latency
 from trimtab.config.yamlfile import YamlError, parse_yaml_documents
 
 MAX_MAPPING_BYTES = 256 * 1024
 MAX_NAMES = 16
-_RATIOS = frozenset({Quantity.KV_USAGE_RATIO, Quantity.KV_USAGE_MAX_RATIO, Quantity.AWAKE})
+_RATIOS: frozenset[Quantity] = frozenset({Gauge.KV_USAGE_RATIO, Gauge.KV_USAGE_MAX_RATIO, Gauge.AWAKE})
 # A ratio that a server reckons may miss 1 by a rounding.
 _MOST_RATIO = 1.000001
 _MOST_REQUESTS = 1e6
 _MOST_START_S = 1e11
 _MOST_SECONDS = 1e12
 _MOST_COUNTED = 1e15
-_COMBINE = {
-    Quantity.KV_USAGE_RATIO: Combine.MEAN,
-    Quantity.KV_USAGE_MAX_RATIO: Combine.MAXIMUM,
-    Quantity.AWAKE: Combine.LEAST,
-    Quantity.START_TIME_S: Combine.LEAST,
+_COMBINE: Mapping[Quantity, Combine] = {
+    Gauge.KV_USAGE_RATIO: Combine.MEAN,
+    Gauge.KV_USAGE_MAX_RATIO: Combine.MAXIMUM,
+    Gauge.AWAKE: Combine.LEAST,
+    Gauge.START_TIME_S: Combine.LEAST,
 }
 
+_QUANTITY = {quantity.value: quantity for quantity in QUANTITIES}
+
+
+def _quantity(value: object) -> Quantity:
+    found = _QUANTITY.get(value) if isinstance(value, str) else None
+    if found is None:
+        raise PydanticCustomError("quantity", "{message}", {"message": f"must be one of {', '.join(_QUANTITY)}"})
+    return found
+
+
+_QuantityName = Annotated[Quantity, PlainValidator(_quantity)]
 _SampleName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$", max_length=200)]
 _LabelName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=200)]
 _LabelValues = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(min_length=1, max_length=64)]
@@ -61,9 +73,9 @@ class _DialectSpec(_Strict):
     name: _DialectName
     extends: _DialectName | None = None
     marks: list[_SampleName] | None = Field(default=None, min_length=1, max_length=MAX_NAMES)
-    required: list[Annotated[Quantity, Field(strict=False)]] | None = Field(default=None, min_length=1)
+    required: list[_QuantityName] | None = Field(default=None, min_length=1)
     copies: list[_LabelName] = Field(default_factory=list, max_length=16)
-    families: dict[Annotated[Quantity, Field(strict=False)], _FamilySpec | None] = Field(default_factory=dict)
+    families: dict[_QuantityName, _FamilySpec | None] = Field(default_factory=dict)
 
 
 def parse_dialects(text: str, *, source: str, known: Sequence[Dialect] = ()) -> tuple[Dialect, ...]:
@@ -117,12 +129,12 @@ def _dialect(spec: _DialectSpec, source: str, known: Mapping[str, Dialect]) -> D
     if not required or not required <= families.keys():
         raise DialectError(f"{source}: required: must name quantities that the dialect has families for")
     # The order of the quantities, whatever the file's is.
-    ordered = tuple(families[quantity] for quantity in Quantity if quantity in families)
+    ordered = tuple(families[quantity] for quantity in QUANTITIES if quantity in families)
     return Dialect(name=spec.name, marks=marks, required=required, families=ordered)
 
 
 def _family(quantity: Quantity, spec: _FamilySpec, copies: tuple[str, ...], source: str) -> Family:
-    if spec.combine is not None and quantity in LATENCY_QUANTITIES and spec.combine is not Combine.ADD:
+    if spec.combine is not None and isinstance(quantity, Latency) and spec.combine is not Combine.ADD:
         raise DialectError(f"{source}: families.{quantity.value}.combine: histograms only add")
     largest = _largest(quantity) / spec.scale if spec.largest is None else spec.largest
     if quantity in _RATIOS and largest * spec.scale > _MOST_RATIO:
@@ -144,17 +156,17 @@ def _family(quantity: Quantity, spec: _FamilySpec, copies: tuple[str, ...], sour
 
 
 def _kind(quantity: Quantity) -> Kind:
-    if quantity in LATENCY_QUANTITIES:
+    if isinstance(quantity, Latency):
         return Kind.HISTOGRAM
-    return Kind.GAUGE if quantity in GAUGE_QUANTITIES else Kind.COUNTER
+    return Kind.GAUGE if isinstance(quantity, Gauge) else Kind.COUNTER
 
 
 def _largest(quantity: Quantity) -> float:
     """In our unit."""
     if quantity in _RATIOS:
         return _MOST_RATIO
-    if quantity is Quantity.START_TIME_S:
+    if quantity is Gauge.START_TIME_S:
         return _MOST_START_S
-    if quantity in GAUGE_QUANTITIES:
+    if isinstance(quantity, Gauge):
         return _MOST_REQUESTS
-    return _MOST_SECONDS if quantity in LATENCY_QUANTITIES else _MOST_COUNTED
+    return _MOST_SECONDS if isinstance(quantity, Latency) else _MOST_COUNTED

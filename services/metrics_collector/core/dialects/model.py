@@ -10,29 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from metrics_collector.core.schema import Counter, Gauge, Latency
 
-class Quantity(StrEnum):
-    """What a family measures, whatever it is called. Ratios go from 0 to 1.
 
-    First the columns of a reading under their own names, then what some of them are reckoned from, then latencies.
-    """
-
-    RUNNING = "running"
-    WAITING = "waiting"
-    KV_USAGE_RATIO = "kv_usage_ratio"
-    KV_USAGE_MAX_RATIO = "kv_usage_max_ratio"
-    AWAKE = "awake"
-    START_TIME_S = "start_time_s"
-    PREFILL_TOKENS = "prefill_tokens"
-    PREFILL_CACHED_TOKENS = "prefill_cached_tokens"
-    PROMPT_TOKENS = "prompt_tokens"
-    DECODE_TOKENS = "decode_tokens"
-    FINISHED = "finished"
-    PREEMPTIONS = "preemptions"
-    PREFIX_QUERIES = "prefix_queries"
-    PREFIX_HITS = "prefix_hits"
-    PREFILL_SECONDS = "prefill_seconds"
-    PREFILL_REQUESTS = "prefill_requests"
+class Source(StrEnum):
+    """What some columns of a reading are reckoned from, and what is no column itself."""
 
     CACHED_PROMPT_TOKENS = "cached_prompt_tokens"
     """Of ``PROMPT_TOKENS`` those that were not computed, counted at the same moment."""
@@ -41,11 +23,11 @@ class Quantity(StrEnum):
     EXTERNAL_HIT_TOKENS = "external_hit_tokens"
     """Tokens that came from another server's cache."""
 
-    TTFT = "ttft"
-    TBT = "tbt"
-    TPOT = "tpot"
-    QUEUE = "queue"
-    E2E = "e2e"
+
+Quantity = Gauge | Counter | Source | Latency
+"""What a family measures, whatever it is called: a column of a reading, under its own name, or a source of some."""
+
+QUANTITIES: tuple[Quantity, ...] = (*Gauge, *Counter, *Source, *Latency)
 
 
 class Kind(StrEnum):
@@ -116,17 +98,6 @@ class Dialect:
 
 
 HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
-LATENCY_QUANTITIES = frozenset({Quantity.TTFT, Quantity.TBT, Quantity.TPOT, Quantity.QUEUE, Quantity.E2E})
-GAUGE_QUANTITIES = frozenset(
-    {
-        Quantity.RUNNING,
-        Quantity.WAITING,
-        Quantity.KV_USAGE_RATIO,
-        Quantity.KV_USAGE_MAX_RATIO,
-        Quantity.AWAKE,
-        Quantity.START_TIME_S,
-    }
-)
 
 
 def counter_spellings(name: str, kind: Kind) -> list[str]:
