@@ -17,8 +17,21 @@ import enum
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-ReplicaKey = tuple[str, str]
-"""(cluster, replica)."""
+from simulator.gateway.avoidance import Avoided, Failure, ReplicaKey
+
+__all__ = [
+    "Endpoint",
+    "EndpointState",
+    "Failure",
+    "InFlight",
+    "ReplicaKey",
+    "Role",
+    "Router",
+    "RoutingLimits",
+    "Stage",
+    "Ticket",
+    "TicketState",
+]
 
 
 class Role(enum.Enum):
@@ -52,13 +65,6 @@ class TicketState(enum.Enum):
     DONE = "done"
     REFUSED = "refused"
     EXPIRED = "expired"
-
-
-class Failure(enum.Enum):
-    """How a replica failed a request: it could not be reached or fell silent, or it answered with an error."""
-
-    UNREACHABLE = "unreachable"
-    ERROR = "error"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +130,6 @@ class InFlight:
     pinned: int
 
 
-@dataclasses.dataclass(slots=True)
-class _Avoidance:
-    until_s: float
-    failures: int
-    unreachable: bool
-    number: int
-    """Of its newest failure, among all that the router has heard of."""
-
-
 class Router:
     """Routing state of one gateway."""
 
@@ -147,8 +144,7 @@ class Router:
         self._routable: dict[str, tuple[Endpoint, ...]] = {}
         self._tickets: dict[ReplicaKey, dict[Ticket, None]] = {}
         self._queues: dict[str, deque[Ticket]] = {}
-        self._avoided: dict[ReplicaKey, _Avoidance] = {}
-        self._failures = 0
+        self._avoided = Avoided(first_s=limits.avoid_s, longest_s=limits.max_avoid_s)
         self._answers: dict[ReplicaKey, int] = {}
         self._names: dict[str, str] = {}
         self._distrusted: set[str] = set()
@@ -198,7 +194,7 @@ class Router:
             endpoint.model: endpoint.service for endpoint in sorted(everything, key=_by_service, reverse=True)
         }
         self._names |= {service: service for service in services}
-        self._avoided = {key: value for key, value in self._avoided.items() if key in self._endpoints}
+        self._avoided.keep(self._endpoints.keys())
         self._answers = {key: value for key, value in self._answers.items() if key in self._endpoints}
 
     def revision(self, cluster: str) -> int:
@@ -268,28 +264,14 @@ class Router:
             ticket.state = TicketState.DONE
 
     def failed(self, key: ReplicaKey, failure: Failure, *, now_s: float) -> None:
-        """Avoid a replica for a moment, longer each time it fails again before it has answered.
-
-        After an `ERROR` it is still taken when no other is there, but by no request that it has failed itself: that one
-        waits. An `UNREACHABLE` one is not taken at all meanwhile.
-        """
-        before = self._avoided.get(key)
-        failures = before.failures + 1 if before is not None else 1
-        avoid_s = min(self._limits.max_avoid_s, self._limits.avoid_s * 2.0 ** min(failures - 1, 16))
-        self._failures += 1
-        self._avoided[key] = _Avoidance(now_s + avoid_s, failures, failure is Failure.UNREACHABLE, self._failures)
+        """Avoid a replica for a moment, see `Avoided.failed`."""
+        self._avoided.failed(key, failure, now_s=now_s)
 
     def answered(self, ticket: Ticket) -> None:
-        """A piece of an answer has come. When it was asked for after the replica's last failure, that is forgotten.
-
-        An answer that has been under way for longer proves nothing: a server that refuses all that is new may well go
-        on with it.
-        """
+        """A piece of an answer has come. When it was asked for after the replica's last failure, that is forgotten."""
         key = ticket.target.key
         self._answers[key] = self._answers.get(key, 0) + 1
-        avoidance = self._avoided.get(key) if self._avoided else None
-        if avoidance is not None and avoidance.number <= ticket.failures_before:
-            del self._avoided[key]
+        self._avoided.answered(key, failures_before=ticket.failures_before)
 
     def dispatch(self, *, now_s: float) -> list[Ticket]:
         """Serve the hold queues after a change or a while: tickets that are now `ASSIGNED` or `EXPIRED`."""
@@ -321,7 +303,7 @@ class Router:
     def _assign(self, ticket: Ticket, endpoint: Endpoint) -> None:
         ticket.endpoint = endpoint
         ticket.state = TicketState.ASSIGNED
-        ticket.failures_before = self._failures
+        ticket.failures_before = self._avoided.failures
         self._tickets.setdefault(endpoint.key, {})[ticket] = None
 
     def _trusted(self, service: str) -> tuple[Endpoint, ...]:
@@ -339,7 +321,7 @@ class Router:
         for endpoints in rounds:
             candidates = _fitting(ticket, endpoints)
             if self._avoided:
-                candidates = self._without_avoided(candidates, ticket.failed, now_s)
+                candidates = self._avoided.without(candidates, failed_it=ticket.failed, now_s=now_s)
             if candidates:
                 return min(candidates, key=self._load)
         return None
@@ -347,19 +329,6 @@ class Router:
     def _load(self, endpoint: Endpoint) -> tuple[int, ReplicaKey]:
         key = endpoint.key
         return (len(self._tickets.get(key, ())), key)
-
-    def _without_avoided(
-        self, candidates: Sequence[Endpoint], failed: frozenset[ReplicaKey], now_s: float
-    ) -> list[Endpoint]:
-        good: list[Endpoint] = []
-        erring: list[Endpoint] = []
-        for endpoint in candidates:
-            avoidance = self._avoided.get(endpoint.key)
-            if avoidance is None or now_s >= avoidance.until_s:
-                good.append(endpoint)
-            elif not avoidance.unreachable and endpoint.key not in failed:
-                erring.append(endpoint)
-        return good or erring
 
     # What is where
 
