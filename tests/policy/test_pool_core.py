@@ -92,9 +92,28 @@ def test_a_tick_without_a_window_shortly_before_the_next_one_does_not_take_its_p
         return decide_pool(replace(given, now_s=START_S + at_s, views=((member, view),), state=state)).state
 
     state = tick(1.03, 1.0, PoolState())
-    assert state.fast_at_s == START_S + 1.03
-    early = tick(1.9, 1.0, state)
-    assert early.fast_at_s == START_S + 1.03, "nothing new to look at"
-    assert tick(2.02, 2.0, early).fast_at_s == START_S + 2.02
-    assert tick(1.82, 2.0, state).fast_at_s == START_S + 1.82, "a window that comes early is looked at"
-    assert tick(1.99, 1.0, state).fast_at_s == START_S + 1.99, "without windows the interval counts"
+    assert state.fast_at_s == START_S + 1.0, "a round on a window counts from its end"
+    early = tick(1.99, 1.0, state)
+    assert early.fast_at_s == START_S + 1.0, "nothing new to look at"
+    assert tick(2.02, 2.0, early).fast_at_s == START_S + 2.0
+    assert tick(1.82, 1.8, state).fast_at_s == START_S + 1.8, "a window that comes early is looked at"
+    late = tick(2.9, 2.0, state)
+    assert late.fast_at_s == START_S + 2.0
+    assert tick(3.02, 3.0, late).fast_at_s == START_S + 3.0, "a tick that came late does not pass over the next window"
+    assert tick(2.24, 1.0, state).fast_at_s == START_S + 1.0, "the window that is due may be a little late"
+    assert tick(2.26, 1.0, state).fast_at_s == START_S + 2.26, "without it the interval counts"
+    silent = tick(9.0, 1.0, state)
+    assert tick(9.96, 1.0, silent).fast_at_s == START_S + 9.96, "no windows come any more"
+
+
+def test_a_loop_slower_than_the_windows_looks_at_one_in_several_however_late_its_ticks_are() -> None:
+    given = stuck_pool()
+    spec = given.pool.spec.model_copy(update={"rescue_interval_s": 2.0})
+    given = replace(given, pool=given.pool.model_copy(update={"spec": spec}))
+    member, state, rounds = given.overlay[0].member, PoolState(), set()
+    for window in range(1, 10):
+        view = RoleSignals(role=member.role, window_end_s=START_S + window)
+        now_s = START_S + window + 0.9
+        state = decide_pool(replace(given, now_s=now_s, views=((member, view),), state=state)).state
+        rounds.add((state.fast_at_s or 0.0) - START_S)
+    assert rounds == {1.0, 3.0, 5.0, 7.0, 9.0}

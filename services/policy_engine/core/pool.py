@@ -23,10 +23,12 @@ RETRY_FIRST_S = 10.0
 RETRY_MAX_S = 300.0
 # A large pool may have one transition under way per so many GPUs.
 GPUS_PER_TRANSITION = 32
-# A loop is due a little early rather than a whole tick late. With a new window it is due earlier still: windows bring
-# the ticks, and do not come to the moment; one that other news brings just before must not take the window's place.
+# A loop is due a little early rather than a whole tick late. While windows come, they bring its rounds, and do not come
+# to the moment: one that is new may be early, and a tick that other news brings does not take the place of one that is
+# late by less than this. Windows of so many intervals ago do not come any more.
 DUE_SLACK_S = 0.05
 WINDOW_SLACK_S = 0.25
+WINDOWS_GONE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +193,30 @@ def _shut(member: MemberState, services: set[str]) -> MemberState:
 
 
 def _loops(given: PoolInput, state: PoolState) -> tuple[PoolState, bool, bool]:
-    """Which loops are due: by their intervals, or since their last round has transitions left."""
-    slack_s = WINDOW_SLACK_S if _has_new_window(given) else DUE_SLACK_S
-    fast_due = _due(given.now_s, given.state.fast_at_s, given.pool.spec.rescue_interval_s, slack_s)
-    slow_due = _due(given.now_s, given.state.slow_at_s, given.pool.spec.rebalance_interval_s, slack_s)
+    """Which loops are due: by their intervals, or since their last round has transitions left.
+
+    A round on a new window is reckoned at the window's end: a tick that comes late does not pass over the next one.
+    """
+    newest_s = max((view.window_end_s for _, view in given.views if view.window_end_s is not None), default=None)
+    new = newest_s is not None and _has_new_window(given)
+    round_s = min(given.now_s, newest_s) if new and newest_s is not None else given.now_s
+
+    def due(last_s: float | None, interval_s: float) -> bool:
+        if last_s is None or given.now_s < last_s:
+            return True
+        slack_s = WINDOW_SLACK_S if new else DUE_SLACK_S
+        if not new and newest_s is not None and given.now_s - newest_s < WINDOWS_GONE * interval_s:
+            slack_s = -WINDOW_SLACK_S
+        return round_s - last_s >= interval_s - max(-interval_s / 2, min(slack_s, interval_s / 2))
+
+    fast_due = due(given.state.fast_at_s, given.pool.spec.rescue_interval_s)
+    slow_due = due(given.state.slow_at_s, given.pool.spec.rebalance_interval_s)
     if not (fast_due or slow_due):
         return state, bool(state.round), bool(state.round) and state.round_slow
     state = replace(
         state,
-        fast_at_s=given.now_s if fast_due else state.fast_at_s,
-        slow_at_s=given.now_s if slow_due else state.slow_at_s,
+        fast_at_s=round_s if fast_due else state.fast_at_s,
+        slow_at_s=round_s if slow_due else state.slow_at_s,
         round=(),
         round_slow=False,
     )
@@ -255,10 +271,6 @@ def _has_new_window(given: PoolInput) -> bool:
         view.window_end_s is not None and view.window_end_s != given.state.memory(key).share.window_end_s
         for key, view in given.views
     )
-
-
-def _due(now_s: float, last_s: float | None, interval_s: float, slack_s: float) -> bool:
-    return last_s is None or now_s < last_s or now_s - last_s >= interval_s - min(slack_s, interval_s / 2)
 
 
 def _held(
