@@ -32,6 +32,8 @@ class Tuned:
     trials: tuple[Trial, ...]
     complete: bool
     """False when the budget of trials ended the search."""
+    finals: tuple[Trial, ...] = ()
+    """Of a search in two stages: the best of `trials` with what they cost in the second, which the best setting won."""
 
 
 class NothingWorks(ValueError):
@@ -109,6 +111,20 @@ def coordinate_search(
                 if found < cost:
                     current, cost, changed = other, found, True
     return trials.result()
+
+
+def run_finals(tuned: Tuned, objective: Objective, *, finalists: int) -> Tuned:
+    """The second stage of a search whose first looked at less: its best `finalists` by a dearer objective.
+
+    Of equals, the one that was better before. Raises `NothingWorks` when none of them is possible.
+    """
+    possible = [trial for trial in tuned.trials if trial.cost is not None]
+    ranked = sorted(possible, key=lambda trial: math.inf if trial.cost is None else trial.cost)[:finalists]
+    trials = _Trials(objective, len(ranked))
+    for trial in ranked:
+        trials.cost(trial.setting)
+    found = trials.result()
+    return dataclasses.replace(tuned, best=found.best, finals=found.trials)
 
 
 def _check(space: Mapping[str, Sequence[float]], max_trials: int) -> None:

@@ -61,11 +61,20 @@ class Tuning:
     max_trials: int = 200
     exhaustive: bool = False
     """Try every combination of `space`, instead of one threshold after another from `start` on."""
+    finalists: int | None = None
+    """Search on the first seed alone, then choose among so many of the best by their cost over all seeds.
+
+    None: every setting is run on all seeds.
+    """
 
     @property
-    def cases(self) -> tuple[tuple[str, int], ...]:
-        """Trace and seed of each run of a trial."""
-        return tuple((trace, seed) for trace in self.traces for seed in self.seeds)
+    def in_two_stages(self) -> bool:
+        """Whether the search looks at one seed and a choice among its best at all of them."""
+        return self.finalists is not None and len(self.seeds) > 1
+
+    def cases(self, seeds: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+        """Trace and seed of each run of a trial on these seeds."""
+        return tuple((trace, seed) for trace in self.traces for seed in seeds)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,30 @@
 """Finds a policy's best thresholds on a suite's training seeds, and keeps them in a file.
 
 The search is that of `simulator.baselines.tuning`; here a setting's runs are done in parallel and what they cost is
-reckoned by the suite. A run that raises ValueError makes its setting impossible. Any other error ends the search: a
-setting must not win because the others crashed.
+reckoned by the suite. A search may be in two stages: many settings on one seed, the best of them on all, since what is
+best on one seed is partly luck. A run that raises ValueError makes its setting impossible. Any other error ends the
+search: a setting must not win because the others crashed.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pydantic
 import yaml
 
-from simulator.baselines.tuning import NothingWorks, Setting, Trial, Tuned, coordinate_search, grid_search
+from simulator.baselines.tuning import (
+    NothingWorks,
+    Setting,
+    Trial,
+    Tuned,
+    coordinate_search,
+    grid_search,
+    run_finals,
+)
 from simulator.evaluation.runner import Workers
 from simulator.evaluation.statistics import Slo
 from simulator.evaluation.suite import Suite, SuiteError, Tuning
@@ -33,33 +42,58 @@ def tune(suite: Suite, policy: str, *, jobs: int, on_trial: Callable[[Trial], No
         there = ", ".join(suite.tunings) or "none"
         raise SuiteError(f"--tune {policy}: suite {suite.name} has policies to tune: {there}")
     with Workers(functools.partial(_summary_or_reason, tuning.run, suite.slos), jobs=jobs) as workers:
-        objective = functools.partial(_cost, workers, tuning, policy, on_trial)
+        bench = _Bench(workers, tuning, policy, on_trial)
+        searched = tuning.seeds[:1] if tuning.in_two_stages else tuning.seeds
+        objective = functools.partial(bench.cost, seeds=searched)
         try:
             if tuning.exhaustive:
-                return grid_search(tuning.space, objective, max_trials=tuning.max_trials)
-            return coordinate_search(tuning.space, objective, start=tuning.start, max_trials=tuning.max_trials)
+                found = grid_search(tuning.space, objective, max_trials=tuning.max_trials)
+            else:
+                found = coordinate_search(tuning.space, objective, start=tuning.start, max_trials=tuning.max_trials)
+            if tuning.finalists is not None and tuning.in_two_stages:
+                over_all = functools.partial(bench.cost, seeds=tuning.seeds)
+                found = run_finals(found, over_all, finalists=tuning.finalists)
         except NothingWorks as error:
             raise SuiteError(f"--tune {policy}: {error}") from None
+        return found
 
 
-def _cost(
-    workers: Workers[tuple[Setting, Case], RunSummary | str],
-    tuning: Tuning,
-    policy: str,
-    on_trial: Callable[[Trial], None] | None,
-    setting: Setting,
-) -> float:
-    items = [(setting, Case(policy, trace, seed)) for trace, seed in tuning.cases]
-    outcomes = workers.run(items)
-    for (_, case), outcome in zip(items, outcomes, strict=True):
-        if outcome.error is not None:
-            raise SuiteError(f"--tune {policy}: {dict(setting)} on {case.trace}, seed {case.seed}: {outcome.error}")
-    results = [outcome.result for outcome in outcomes]
-    summaries = [result for result in results if isinstance(result, RunSummary)]
-    cost = float(tuning.cost(summaries)) if len(summaries) == len(results) else math.nan
-    if on_trial is not None:
-        on_trial(Trial(setting, cost if math.isfinite(cost) else None))
-    return cost
+class _Bench:
+    """Runs settings of one policy, none twice on the same trace and seed."""
+
+    def __init__(
+        self,
+        workers: Workers[tuple[Setting, Case], RunSummary | str],
+        tuning: Tuning,
+        policy: str,
+        on_trial: Callable[[Trial], None] | None,
+    ) -> None:
+        self._workers = workers
+        self._tuning = tuning
+        self._policy = policy
+        self._on_trial = on_trial
+        self._done: dict[tuple[tuple[tuple[str, float], ...], Case], RunSummary | str] = {}
+
+    def cost(self, setting: Setting, *, seeds: tuple[int, ...]) -> float:
+        """What a setting costs on the tuning's traces and some of its seeds; NaN where a run is impossible."""
+        key = tuple(sorted(setting.items()))
+        cases = [Case(self._policy, trace, seed) for trace, seed in self._tuning.cases(seeds)]
+        self._run(setting, [case for case in cases if (key, case) not in self._done])
+        results = [self._done[key, case] for case in cases]
+        summaries = [result for result in results if isinstance(result, RunSummary)]
+        cost = float(self._tuning.cost(summaries)) if len(summaries) == len(results) else math.nan
+        if self._on_trial is not None:
+            self._on_trial(Trial(setting, cost if math.isfinite(cost) else None))
+        return cost
+
+    def _run(self, setting: Setting, cases: Sequence[Case]) -> None:
+        key = tuple(sorted(setting.items()))
+        outcomes = self._workers.run([(setting, case) for case in cases])
+        for case, outcome in zip(cases, outcomes, strict=True):
+            if outcome.result is None:
+                where = f"{dict(setting)} on {case.trace}, seed {case.seed}"
+                raise SuiteError(f"--tune {self._policy}: {where}: {outcome.error}")
+            self._done[key, case] = outcome.result
 
 
 def _summary_or_reason(run: Runs, slos: Mapping[str, Slo], item: tuple[Setting, Case]) -> RunSummary | str:
@@ -88,7 +122,9 @@ class TunedPolicy(pydantic.BaseModel):
     complete: bool
     """False when the limit of trials ended the search."""
     trials: tuple[dict[str, float | None], ...]
-    """Thresholds of each setting, and its `cost`: None where it is impossible."""
+    """Thresholds of each setting, and its `cost`: None where it is impossible. First seed only, with `finals`."""
+    finals: tuple[dict[str, float | None], ...] = ()
+    """Of a search in two stages: the settings among which was chosen on all seeds, with their costs there."""
 
     @classmethod
     def of(cls, tuning: Tuning, tuned: Tuned) -> TunedPolicy:
@@ -103,6 +139,7 @@ class TunedPolicy(pydantic.BaseModel):
             seeds=tuning.seeds,
             complete=tuned.complete,
             trials=tuple({"cost": trial.cost, **trial.setting} for trial in tuned.trials),
+            finals=tuple({"cost": trial.cost, **trial.setting} for trial in tuned.finals),
         )
 
 

@@ -45,7 +45,8 @@ ABOUT_TRACES = {
 OTHER_LOADS = tuple(name for name in TARGETS if name != MAIN)
 BESIDE = ("static", "kv-auto", "kv-auto-5s", "kv-auto-1s", "oracle", "trimtab-plain", "trimtab")
 """Who is run at other loads."""
-TUNING_SEEDS = TRAINING_SEEDS[:1]
+FINALISTS = 4
+"""How many of the settings that are best on the first training seed are run on all of them."""
 
 
 def suite(options: Options) -> Suite:
@@ -127,11 +128,12 @@ def _tuning(contender: Contender, duration_s: float) -> Tuning:
         space=contender.space,
         start=contender.start,
         traces=tuple(PROBES),
-        seeds=TUNING_SEEDS,
+        seeds=TRAINING_SEEDS,
         run=functools.partial(_run_setting, duration_s),
         cost=geomean_p95,
         cost_name="geometric mean of P95 E2E, s",
         max_trials=contender.max_trials,
+        finalists=FINALISTS,
     )
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from simulator.baselines.tuning import Trial, Tuned
+from simulator.baselines.tuning import Setting, Trial
 from simulator.evaluation.suite import Suite, SuiteError, Tuning
 from simulator.evaluation.tuning import TunedPolicy, tune, write_tuned
 from trimtab.cli.output import MISSING, console, errors, print_json
@@ -62,9 +62,13 @@ def run_tuning(
         inputs = {"suite": suite.name, "space": dict(tuning.space), "start": dict(tuning.start), **suite.inputs}
         print_json({"machine": machine(), "inputs": inputs, "results": results, "bars": []})
         return
-    where = f"on {len(tuning.traces)} traces × {len(tuning.seeds)} seeds"
+    seeds = 1 if tuned.finals else len(tuning.seeds)
+    where = f"on {len(tuning.traces)} traces × {seeds} seeds"
     console.print(f"{policy}: {tuning.cost_name}; {where}", markup=False, highlight=False)
-    console.print(trials_table(tuning, tuned))
+    console.print(trials_table(tuning, tuned.trials, best=tuned.best.setting))
+    if tuned.finals:
+        console.print(f"the best of these on all {len(tuning.seeds)} seeds", highlight=False)
+        console.print(trials_table(tuning, tuned.finals, best=tuned.best.setting))
     if not tuned.complete:
         console.print("The limit of trials ended the search: there may be better settings.", style="yellow")
     console.print(f"best: {_setting_text(tuned.best)}", markup=False, highlight=False)
@@ -72,16 +76,16 @@ def run_tuning(
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
-def trials_table(tuning: Tuning, tuned: Tuned) -> Table:
+def trials_table(tuning: Tuning, trials: Sequence[Trial], *, best: Setting) -> Table:
     """Every trial, the best first and the impossible last; equals in the order in which they were tried."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("cost", justify="right")
     for name in sorted(tuning.space):
         table.add_column(name, justify="right")
-    for trial in sorted(tuned.trials, key=lambda one: (one.cost is None, one.cost or 0.0)):
+    for trial in sorted(trials, key=lambda one: (one.cost is None, one.cost or 0.0)):
         cost = MISSING if trial.cost is None else f"{trial.cost:.4g}"
         values = (f"{trial.setting[name]:g}" for name in sorted(tuning.space))
-        table.add_row(cost, *values, style="bold" if trial is tuned.best else "")
+        table.add_row(cost, *values, style="bold" if trial.setting == best else "")
     return table
 
 
