@@ -2,7 +2,7 @@
 
 import pytest
 
-from metrics_collector.core.schedule import next_due, phase, rounds_to_skip
+from metrics_collector.core.schedule import LEAD, MOST_SPREAD, next_due, phase, phase_s, rounds_to_skip, spread_of
 from metrics_collector.core.status import TargetStatus, describe_target
 from metrics_collector.core.targets import Target, from_file_sd, from_replica, merge_targets
 from trimtab.api.actuator.v1 import actuator_pb2
@@ -146,3 +146,29 @@ def test_phases_spread_and_are_the_same_in_every_process() -> None:
 
     assert phase("chat-0") == pytest.approx(0.2517, abs=1e-4)
     assert all(sum(low <= value < low + 0.1 for value in phases) > 60 for low in (0.0, 0.3, 0.6, 0.9))
+
+
+@pytest.mark.parametrize("interval_s", [0.2, 1.0, 15.0])
+@pytest.mark.parametrize("targets", [1, 8, 60, 700, 20_000])
+def test_scrapes_come_shortly_before_the_window_ends_and_no_faster_than_they_must(
+    targets: int, interval_s: float
+) -> None:
+    spread = spread_of(targets, interval_s=interval_s)
+    due_s = [phase_s(f"chat-{number}", spread=spread, interval_s=interval_s) for number in range(targets)]
+
+    assert min(due_s) > 0
+    assert max(due_s) <= (1 - LEAD) * interval_s + 1e-9
+    # As late as their number allows: in a tenth of the interval where five hundred a second have room in it.
+    few = targets / (interval_s * 500) <= MOST_SPREAD / 8
+    assert (min(due_s) > 0.74 * interval_s) is few
+    assert spread == MOST_SPREAD or targets / (spread * interval_s) <= 500
+
+
+def test_a_fleet_that_grows_by_a_server_keeps_its_moments() -> None:
+    changes = [
+        number
+        for number in range(1, 2000)
+        if spread_of(number, interval_s=1.0) != spread_of(number + 1, interval_s=1.0)
+    ]
+
+    assert changes == [46, 93, 187]

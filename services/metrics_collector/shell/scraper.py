@@ -5,7 +5,8 @@ page. ``core.schedule`` says when a target is due.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
 import structlog
@@ -16,7 +17,7 @@ from metrics_collector.core.liveness import Witness, witness
 from metrics_collector.core.load import read_load
 from metrics_collector.core.page import Hint, PageError, PageReader
 from metrics_collector.core.rounds import ClosedSlice
-from metrics_collector.core.schedule import next_due, phase, phase_s, rounds_to_skip
+from metrics_collector.core.schedule import next_due, phase, phase_s, rounds_to_skip, spread_of
 from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
 from metrics_collector.core.status import TargetStatus
 from metrics_collector.core.table import SeriesTable
@@ -67,6 +68,7 @@ class Scraper:
         self.version = 0
         self.hints: dict[str, Hint] = {}
         self._scrapes: dict[str, _Scrape] = {}
+        self._spreads: dict[float, float] = {}
         self.targets: dict[str, Target] = {}
         self.statuses: dict[str, TargetStatus] = {}
 
@@ -74,6 +76,7 @@ class Scraper:
         """Scrape these targets from now on. One that is gone takes its samples with it; one whose address changed is
         another server, and starts anew."""
         self.version += 1
+        self._spread(targets.values())
         for target_id in [target_id for target_id in self.targets if target_id not in targets]:
             self._stop(target_id)
         for target_id, target in targets.items():
@@ -122,6 +125,15 @@ class Scraper:
             interval_s=interval_s,
             timeout_s=self.settings.timeout_of(target.service),
         )
+
+    def _spread(self, targets: Iterable[Target]) -> None:
+        """The scrapes of one interval share its last part, as much of it as their number needs."""
+        numbers = Counter(self.settings.interval_of(target.service) for target in targets if target.address)
+        self._spreads = {each_s: spread_of(number, interval_s=each_s) for each_s, number in numbers.items()}
+
+    def spread(self, interval_s: float) -> float:
+        """The part of an interval over which its scrapes are spread."""
+        return self._spreads[interval_s]
 
     def _stop(self, target_id: str) -> None:
         scrape = self._scrapes.pop(target_id, None)
@@ -176,7 +188,6 @@ class _Scrape:
         "_give_up",
         "_hint",
         "_interval_s",
-        "_phase_s",
         "_scraper",
         "_service",
         "_started_s",
@@ -208,7 +219,6 @@ class _Scrape:
         self._hint: Hint | None = None
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._phase_s = phase_s(target_id, interval_s=interval_s)
         self._closed = False
         self._due_s = self._started_s = 0.0
         # Spread: a fleet that falls idle is not asked all at once.
@@ -232,7 +242,9 @@ class _Scrape:
         if now_s < self._due_s < now_s + self._interval_s / 2:
             # The store's clock was set back a little: what was due has been done.
             after_s = self._due_s + 0.01 * self._interval_s
-        self._due_s = next_due(after_s + skip * self._interval_s, phase_s=self._phase_s, interval_s=self._interval_s)
+        spread = self._scraper.spread(self._interval_s)
+        behind_s = phase_s(self._target_id, spread=spread, interval_s=self._interval_s)
+        self._due_s = next_due(after_s + skip * self._interval_s, phase_s=behind_s, interval_s=self._interval_s)
         self._wheel.call_in(self._due_s - now_s, self._begin)
 
     def _on_due(self) -> None:
