@@ -122,6 +122,7 @@ class Fleet:
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
+        self._nodes = {"n0": Node(node="n0", vdc="v", s2="s2", s1="s1", gpu_type="A100", gpus=gpus)}
         self.now_s = 1_000.0
         self.servers: dict[str, Server] = {}
         self.misses: dict[str, int] = {}
@@ -132,7 +133,7 @@ class Fleet:
 
     # What can be seen
 
-    def look(self) -> World:
+    def look(self, busy: frozenset[str] = frozenset()) -> World:
         """Everything as it is now."""
         listed = {
             name: Listed(
@@ -146,13 +147,14 @@ class Fleet:
         return World(
             listed=listed,
             listed_as_of_s=self.now_s,
-            nodes={"n0": Node(node="n0", vdc="v", s2="s2", s1="s1", gpu_type="A100", gpus=self.gpus)},
+            nodes=self._nodes,
             gpu_memory={
                 ("n0", index): GpuMemory(used_gib=self._used(index), memory_gib=40.0, as_of_s=self.now_s)
                 for index in range(self.gpus)
             },
             measures_gpus=True,
             sights={name: self._sight(name, server) for name, server in sorted(self.servers.items())},
+            busy=busy,
         )
 
     def _sight(self, name: str, server: Server) -> Sight:

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 from actuator_fleet_model import Request, Server
 
-from actuator.core.endpoints import Endpoint, EndpointState, endpoints_of
+from actuator.core.endpoints import Endpoint, EndpointState
 from actuator.core.model import Gateway as Statement
-from actuator.core.model import State
 
 
 @dataclass
@@ -19,19 +18,24 @@ class Gateway:
     suspended: bool = False
     # For so many rounds it renews its lease and takes no new set up.
     lag: int = 0
+    # For so many rounds it cannot reach the actuator and goes on by what it knows; shorter than its lease.
+    cut_off: int = 0
     revision: int = 0
     endpoints: tuple[Endpoint, ...] = ()
     requests: dict[str, list[Request]] = field(default_factory=dict)
 
-    def take_up(self, state: State, servers: dict[str, Server]) -> None:
+    def take_up(self, revision: int, endpoints: tuple[Endpoint, ...], servers: dict[str, Server]) -> None:
         """One round with an actuator that answers."""
         if not self.up or self.suspended:
+            return
+        if self.cut_off > 0:
+            self.cut_off -= 1
             return
         if self.lag > 0:
             self.lag -= 1
             return
-        self.revision, self.endpoints = state.meta.endpoint_revision, endpoints_of(state.replicas)
-        for endpoint in self.endpoints:
+        self.revision, self.endpoints = revision, endpoints
+        for endpoint in endpoints:
             server = servers.get(endpoint.replica)
             if endpoint.state is EndpointState.EVICTING and server is not None:
                 # Reissued elsewhere: cut off here. Pinned ones stay.
@@ -47,7 +51,7 @@ class Gateway:
 
     def statement(self, lease_until_s: float) -> Statement | None:
         """What it says to the actuator; None when it says nothing."""
-        if not self.up or self.suspended:
+        if not self.up or self.suspended or self.cut_off > 0:
             return None
         left = {name: requests for name, requests in self.requests.items() if requests}
         return Statement(
@@ -67,7 +71,7 @@ class Gateway:
 
     def die(self, servers: dict[str, Server]) -> None:
         """Its requests die with it."""
-        self.up, self.suspended, self.lag = False, False, 0
+        self.up, self.suspended, self.lag, self.cut_off = False, False, 0, 0
         self.revision, self.endpoints = 0, ()
         self.requests.clear()
         for server in servers.values():

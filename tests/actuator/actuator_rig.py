@@ -7,6 +7,7 @@ breaks an invariant is collected in ``broken``.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 
 from actuator_fleet_model import LIMITS, STEP_S, Doing, Fleet, Request, Server, spec
 from actuator_gateway_model import Gateway
@@ -14,6 +15,7 @@ from actuator_invariants import broken_by
 
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
+from actuator.core.endpoints import endpoints_of
 from actuator.core.model import ActionKind, Floor, Operation, Spec, State
 from actuator.core.model import Gateway as Statement
 from actuator.core.tick import Tick, fail_static, resume, tick
@@ -41,6 +43,8 @@ class Rig:
         # Services that the gateways send requests to all the time, in bursts and not at once.
         self.traffic: tuple[str, ...] = ()
         self.revisions: list[int] = []
+        # After so many rounds each gateway finds a new actuator.
+        self.reconnects_after: tuple[int, ...] = (0,)
         # What happens by itself later, with its time.
         self._later: list[tuple[float, Callable[[], object]]] = []
         # How many rounds old the newest look is.
@@ -67,10 +71,13 @@ class Rig:
 
     def world(self) -> World:
         """The newest look, which may be some rounds old."""
-        seen = self.fleet.look() if self.look_lag == 0 or not self._looks else self._looks[-1]
-        if self.look_lag and len(self._looks) > self.look_lag:
-            seen = self._looks[-1 - self.look_lag]
-        return replace(seen, busy=frozenset(self.doing))
+        return self.fleet.look(frozenset(self.doing)) if self.look_lag == 0 or not self._looks else self._seen()
+
+    def _seen(self) -> World:
+        """As ``world``; without a delay it is the look of this round."""
+        seen = self._looks[-1 - self.look_lag if len(self._looks) > self.look_lag else -1]
+        busy = frozenset(self.doing)
+        return seen if seen.busy == busy else replace(seen, busy=busy)
 
     # Time
 
@@ -81,15 +88,16 @@ class Rig:
         self._later = [item for item in self._later if item[0] > self.now_s]
         for happens in due:
             happens()
-        self._looks.append(self.fleet.look())
         self._end_actions()
+        endpoints = endpoints_of(self.memory.replicas) if self.memory is not None else ()
         for offset, gateway in enumerate(self.gateways.values()):
             gateway.forget_ended(self.servers, self.now_s)
             if self.memory is not None:
-                gateway.take_up(self.memory, self.servers)
+                gateway.take_up(self.memory.meta.endpoint_revision, endpoints, self.servers)
             place = (int(self.now_s / STEP_S) + 5 * offset) % 10
             for service in self.traffic if place < 3 else ():
                 self.send(service, (0.5, 1.0, 1.5)[place], gateway=gateway.name)
+        self._looks.append(self.fleet.look(frozenset(self.doing)))
         if self.memory is not None:
             self._actuator_round(self.memory)
 
@@ -110,7 +118,7 @@ class Rig:
         told = self._told(state)
         if self.store_away:
             self.outcomes.clear()
-            result = fail_static(told, self.world(), now_s=self.now_s, limits=LIMITS)
+            result = fail_static(told, self._seen(), now_s=self.now_s, limits=LIMITS)
             self.broken.extend(broken_by(state, result.state))
             self.broken.extend(_hidden_still(result.state))
             self._take(result)
@@ -119,7 +127,7 @@ class Rig:
                 self.crash()
             return
         outcomes, self.outcomes = self.outcomes, []
-        result = tick(told, self.world(), outcomes, now_s=self.now_s, limits=LIMITS)
+        result = tick(told, self._seen(), outcomes, now_s=self.now_s, limits=LIMITS)
         self.broken.extend(broken_by(state, result.state))
         self._check_proved(state, result.state)
         dies_after, self.dies_after = self.dies_after, None
@@ -206,7 +214,7 @@ class Rig:
             outcome = self.fleet.ended(doing)
             if outcome is not None:
                 del self.doing[name]
-                self.outcomes.append(outcome)
+                self.outcomes.append(replace(outcome, since_s=doing.action.since_s))
 
     # Faults
 
@@ -220,6 +228,15 @@ class Rig:
         """A new process on the stored records."""
         if self.memory is None:
             self.memory = resume(self.stored, now_s=self.now_s, limits=LIMITS)
+            for gateway, after in zip(self.gateways.values(), cycle(self.reconnects_after), strict=False):
+                gateway.cut_off = max(gateway.cut_off, after)
+
+    def add_gateway(self, name: str) -> Gateway:
+        """One more, which is told the set that is shown now."""
+        assert self.memory is not None
+        gateway = self.gateways[name] = Gateway(name)
+        gateway.take_up(self.memory.meta.endpoint_revision, endpoints_of(self.memory.replicas), self.servers)
+        return gateway
 
     def lose_outcome(self, name: str) -> None:
         """The task that carried the action out was cut short: nobody hears what came of it."""

@@ -45,15 +45,15 @@ def release(asked: ActionKind | None, *, kind: OperationKind, done: bool = False
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [(None, LifeCycle.ACTIVE), (ActionKind.SLEEP, LifeCycle.DRAINING)], ids=["hidden", "told"]
+    ("told", "expected"), [(False, LifeCycle.ACTIVE), (True, LifeCycle.DRAINING)], ids=["hidden", "told"]
 )
 def test_an_old_step_that_is_done_does_not_show_what_another_was_told_to_put_to_sleep(
-    asked: ActionKind | None, expected: LifeCycle
+    told: bool, expected: LifeCycle
 ) -> None:
     old = release(None, kind=OperationKind.OVERLAY, done=True)
-    new = release(asked, kind=OperationKind.TRANSITION)
+    new = release(ActionKind.SLEEP if told else None, kind=OperationKind.TRANSITION)
     state = State(
-        replicas={DRAINING.name: DRAINING},
+        replicas={DRAINING.name: replace(DRAINING, told_to_sleep=told)},
         operations={old.operation_id: old, new.operation_id: new},
         meta=Meta(endpoint_revision=5),
     )

@@ -103,8 +103,6 @@ def _repeated(d: Draft, current: Pool, request: PoolRequest) -> PoolAnswer:
         _accepted(request, current),
         decision_id=current.decision_id,
         operation_id=current.operation_id,
-        failed_corrections=current.failed_corrections,
-        not_before_s=current.not_before_s,
     )
     if asked != current:
         raise refuse(
@@ -137,8 +135,6 @@ def _rebound(d: Draft, current: Pool, asked: Pool) -> Operation | None:
     d.pools[asked.pool] = replace(
         asked,
         operation_id=current.operation_id,
-        failed_corrections=current.failed_corrections,
-        not_before_s=current.not_before_s,
         settled_revision=asked.state_revision if settled else current.settled_revision,
     )
     return operation
@@ -272,10 +268,7 @@ def _retarget(d: Draft, pool: Pool) -> tuple[str, ...]:
             keep(d, replace(operation, steps=steps))
             continue
         if operation.waits_for:
-            ended = replace(
-                operation, state=OperationState.CANCELLED, waits_for=(), detail="overtaken by a newer state"
-            )
-            keep(d, ended)
+            keep(d, begin_rollback(d, operation, "overtaken by a newer state", cancelled=True))
             contradicted += list(operation.waits_for)
         elif operation.state is OperationState.ROLLING_BACK:
             contradicted.append(operation.operation_id)

@@ -4,6 +4,7 @@ from actuator.core.draft import Draft
 from actuator.core.fencing import refuse
 from actuator.core.model import Limits, Operation, OperationKind, OperationState, State
 from actuator.core.operations import begin_rollback, keep
+from actuator.core.reconcile import conclude_pools
 from actuator.core.world import World
 
 
@@ -23,4 +24,5 @@ def cancel_operation(
         raise refuse("NOT_CANCELLABLE", f"{operation_id} brings up an overlay, which goes on: apply another pool state")
     d = Draft(state, world, limits, now_s)
     operation = keep(d, begin_rollback(d, operation, f"cancelled: {reason or 'no reason given'}", cancelled=True))
+    conclude_pools(d)
     return d.commit(), operation

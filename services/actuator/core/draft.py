@@ -12,7 +12,7 @@ from actuator.core import holds
 from actuator.core.endpoints import endpoints_of, leased
 from actuator.core.ledger import taken_gpus
 from actuator.core.lifecycle import move
-from actuator.core.model import FINISHED, Gateway, Gpu, Limits, Operation, Replica, State
+from actuator.core.model import FINISHED, ActionKind, Gateway, Gpu, Limits, Operation, Replica, State
 from actuator.core.world import Action, Outcome, Sight, World
 from trimtab.words import HoldOwner, LifeCycle, Role
 
@@ -64,7 +64,13 @@ class Draft:
     def act(self, action: Action) -> None:
         """Asks the shell for an action, unless it is already acting on that replica."""
         if action.replica not in self.world.busy and all(other.replica != action.replica for other in self.actions):
-            self.actions.append(action)
+            replica = self.replicas.get(action.replica)
+            self.actions.append(replace(action, since_s=replica.since_s if replica is not None else 0.0))
+
+    def outcome(self, name: str, kind: ActionKind) -> Outcome | None:
+        """What came of an action of that kind on the replica; None when nothing did since the last step."""
+        outcome = self.outcomes.get(name)
+        return outcome if outcome is not None and outcome.kind is kind else None
 
     def unfinished(self) -> Iterator[Operation]:
         """Operations under way, oldest first."""
@@ -117,14 +123,15 @@ class Draft:
         )
 
     def _bump_endpoints(self) -> None:
-        if endpoints_of(self.replicas) == endpoints_of(self.base.replicas):
+        if self.replicas == self.base.replicas:
             return
-        revision = self.meta.endpoint_revision + 1
-        self.meta = replace(self.meta, endpoint_revision=revision)
+        if endpoints_of(self.replicas) != endpoints_of(self.base.replicas):
+            self.meta = replace(self.meta, endpoint_revision=self.meta.endpoint_revision + 1)
         for name in sorted(self.replicas):
-            before = self.base.replicas.get(name)
-            if before is not None and before.routable and not self.replicas[name].routable:
-                self.replicas[name] = replace(self.replicas[name], hidden_revision=revision)
+            before, after = self.base.replicas.get(name), self.replicas[name]
+            # A new record may have had a predecessor of its name that older sets show.
+            if not after.routable and (before is None or before.routable or after.hidden_revision == 0):
+                self.replicas[name] = replace(after, hidden_revision=self.meta.endpoint_revision)
 
     def _bump_replicas(self) -> None:
         revision = self.meta.replica_revision

@@ -101,9 +101,14 @@ def edge(source: LifeCycle, target: LifeCycle) -> Edge | None:
 
 
 def move(replica: Replica, target: LifeCycle, *, now_s: float, detail: str = "") -> Replica:
-    """The replica in its new state. Raises ``ForbiddenTransition``; staying where it is changes nothing."""
+    """The replica in its new state. Raises ``ForbiddenTransition``; staying where it is changes nothing.
+
+    Nothing leads from ``told_to_sleep`` to ACTIVE: the server would fall asleep under the requests that it is shown to.
+    """
     if replica.life_cycle is target:
         return replica
+    if target is _A and replica.told_to_sleep:
+        raise ForbiddenTransition(f"{replica.name}: told to sleep, and not known to have done with it")
     allowed = edge(replica.life_cycle, target)
     if allowed is None:
         raise ForbiddenTransition(f"{replica.name}: {replica.life_cycle} → {target} is not in the table")
@@ -116,6 +121,7 @@ def move(replica: Replica, target: LifeCycle, *, now_s: float, detail: str = "")
         # Only an active or draining replica has proved that it serves; every other state has to prove it again.
         ready=target in (_A, _D),
         evicting=replica.evicting and target is _D,
+        told_to_sleep=replica.told_to_sleep and target is not _Z,
     )
 
 

@@ -7,6 +7,7 @@ What is only observed (in-flight counts, health) is in ``actuator.core.world`` a
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from trimtab.words import HoldOwner, LifeCycle, Role
 
@@ -85,7 +86,7 @@ class Spec:
     group: str = ""
     decision_id: str = ""
 
-    @property
+    @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs it holds, in order."""
         return tuple((self.node, index) for index in self.gpu_indices)
@@ -117,9 +118,12 @@ class Replica:
     slept_once: bool = False
     # At which level it sleeps, or slept last and has not been woken by us since; 0 when it never slept.
     sleep_level: int = 0
+    # Its server was asked to sleep, and what came of that is not known: it may fall asleep at any time. Written before
+    # the server is asked, so whoever works on the replica next knows; while it stands, nothing shows the replica.
+    told_to_sleep: bool = False
     # The drain deadline has passed: gateways reissue what they can continue elsewhere.
     evicting: bool = False
-    # The endpoint revision that stopped showing it; gateways must have acknowledged this one before it may sleep.
+    # No endpoint set from this revision on shows it; gateways must have acknowledged this one before it may sleep.
     hidden_revision: int = 0
     revision: int = 0
     detail: str = ""
@@ -160,6 +164,7 @@ class Step:
     unaware_s: float = 0.0
     # When every gateway had acknowledged that the replica is hidden; 0 until then.
     acknowledged_s: float = 0.0
+    # Both are set when it begins to drain; 0 until then.
     drain_deadline_s: float = 0.0
     give_up_s: float = 0.0
 
@@ -227,11 +232,8 @@ class Pool:
     # The newest state revision whose operation has ended, or that needed none.
     settled_revision: int = 0
     operation_id: str = ""
-    # Consecutive corrections that failed, and when the next may start.
-    failed_corrections: int = 0
-    not_before_s: float = 0.0
 
-    @property
+    @cached_property
     def gpus(self) -> frozenset[Gpu]:
         """Every GPU that the overlay names."""
         return frozenset(gpu for spec in self.overlay for gpu in spec.gpus)
@@ -264,7 +266,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """Counters and memories that outlive a restart. Revisions never fall, see ``actuator.core.revisions``."""
+    """Counters and memories that outlive a restart. Revisions never fall, see ``actuator.core.tick.resume``."""
 
     endpoint_revision: int = 0
     replica_revision: int = 0

@@ -1,20 +1,22 @@
 """Passive transitions: what the world did, written into the records. Withdraws a dead server at once.
 
 Limits: a look proves something only about the time after the record's last change, and nothing about a replica that
-the shell is acting on. A server that refuses connections is FAILED; one that is silent becomes UNKNOWN after several
-looks; a starting one may do both until its time-out. A paused server answers ``/is_sleeping`` with true while its
-memory is in use: it is neither asleep nor serving.
+the shell is acting on. An outcome proves something only about the record as it stood when the action was asked
+for. A server that refuses connections is FAILED; one that is silent becomes UNKNOWN after several looks; a starting one
+may do both until its time-out. A paused server answers ``/is_sleeping`` with true while its memory is in use: it is
+neither asleep nor serving.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from actuator.core import holds
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited, occupies, sharing
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import Replica
+from actuator.core.model import ActionKind, Replica
 from actuator.core.sleeping import fall_asleep
-from actuator.core.world import Listed, RunState, Sight
+from actuator.core.world import Listed, Outcome, RunState, Sight
 from trimtab.words import HoldOwner, LifeCycle
 
 _START_TIME_TOLERANCE_S = 0.5
@@ -36,6 +38,25 @@ def observe(d: Draft) -> None:
         _expire(d, d.replicas[name], claimed=name in claimed)
 
 
+def hear(d: Draft, outcomes: Iterable[Outcome]) -> None:
+    """Takes in what came of actions. One whose replica has changed its state since then counts as lost.
+
+    Every action may be lost and is asked for again, so that is always safe; the outcome of another process, or of an
+    action that an earlier operation asked for, is not.
+    """
+    for outcome in outcomes:
+        replica = d.replicas.get(outcome.replica)
+        if replica is not None and outcome.since_s not in (None, replica.since_s):
+            continue
+        d.outcomes[outcome.replica] = outcome
+        if replica is None or outcome.kind is not ActionKind.SLEEP or outcome.unsettled:
+            continue
+        if outcome.ok:
+            fall_asleep(d, replica, d.claimed().get(replica.name, "slept"))
+        else:
+            d.keep(replace(replica, told_to_sleep=False))
+
+
 def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
     """Awake and unproved: hidden until a canary token comes."""
     replica = d.move(replica, LifeCycle.STARTING, detail)
@@ -44,8 +65,8 @@ def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
 
 
 def as_new(replica: Replica) -> Replica:
-    """Another process: it has never slept, and its first sleep is slow."""
-    return replace(replica, slept_once=False, sleep_level=0)
+    """Another process: it has never slept, its first sleep is slow, and nobody told it anything."""
+    return replace(replica, slept_once=False, sleep_level=0, told_to_sleep=False)
 
 
 def _adopt(d: Draft, listed: Listed) -> None:
@@ -70,13 +91,13 @@ def _adopt(d: Draft, listed: Listed) -> None:
         d.move(replica, found, sight.error or "does not answer")
     elif sight is not None and sight.healthy and sight.sleeping and not sight.paused:
         fall_asleep(d, replica, "found asleep")
-    elif sight is not None and sight.healthy and _was_serving(d, listed):
+    elif sight is not None and sight.healthy and _was_serving(d, listed, sight):
         d.keep(holds.lift(d.move(replica, LifeCycle.ACTIVE), HoldOwner.START_UP))
 
 
-def _was_serving(d: Draft, listed: Listed) -> bool:
+def _was_serving(d: Draft, listed: Listed, sight: Sight) -> bool:
     """Trimtab made it, so it was serving when the record was lost: taking it away would change a count."""
-    made_here = bool(listed.spec.pool or listed.spec.group)
+    made_here = bool(listed.spec.pool or listed.spec.group) and not sight.error
     return made_here and not any(occupies(other, d.world) for other in sharing(listed.spec, d.replicas))
 
 
@@ -92,7 +113,7 @@ def _compare_listing(d: Draft, replica: Replica, listed: Listed | None, *, claim
         if before_s > 0 and replica.life_cycle is not LifeCycle.TERMINATING:
             replica = start_again(d, as_new(replica), "restarted")
     if listed.run_state is RunState.EXITED and replica.life_cycle not in (LifeCycle.FAILED, LifeCycle.TERMINATING):
-        d.move(replica, LifeCycle.FAILED, "its process has ended")
+        d.move(as_new(replica), LifeCycle.FAILED, "its process has ended")
 
 
 def _not_listed(d: Draft, replica: Replica, *, claimed: bool) -> None:
@@ -126,7 +147,8 @@ def _no_answer(d: Draft, replica: Replica, sight: Sight) -> None:
     if replica.life_cycle is LifeCycle.STARTING:
         return
     if sight.refused and replica.life_cycle is not LifeCycle.FAILED:
-        d.move(replica, LifeCycle.FAILED, sight.error or "nothing listens at its address")
+        # Nothing listens: whoever answers there later was started meanwhile.
+        d.move(as_new(replica), LifeCycle.FAILED, sight.error or "nothing listens at its address")
     elif sight.misses >= d.limits.misses_before_unknown and replica.life_cycle not in (
         LifeCycle.FAILED,
         LifeCycle.UNKNOWN,
@@ -138,9 +160,7 @@ def _came_back(d: Draft, replica: Replica, sight: Sight) -> None:
     if sight.sleeping:
         fall_asleep(d, replica, "answers again, asleep")
     else:
-        # Nothing listened there: whoever answers now was started meanwhile.
-        began = as_new(replica) if replica.life_cycle is LifeCycle.FAILED else replica
-        start_again(d, began, "answers again")
+        start_again(d, replica, "answers again")
 
 
 def _compare_sleep(d: Draft, replica: Replica, sight: Sight) -> None:

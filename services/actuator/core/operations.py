@@ -27,11 +27,11 @@ INVERSE: Mapping[StepKind, Goal] = {
 
 def advance(d: Draft, operation: Operation) -> Operation:
     """One look at an operation whose steps are known; the result is kept in the draft."""
-    steps: list[Step] = []
-    for step in operation.steps:
-        current = replace(operation, steps=(*steps, *operation.steps[len(steps) :]))
-        steps.append(_advance_step(d, current, step))
-    operation = replace(operation, steps=tuple(steps))
+    for index, step in enumerate(operation.steps):
+        advanced = _advance_step(d, operation, step)
+        if advanced is not step:
+            steps = (*operation.steps[:index], advanced, *operation.steps[index + 1 :])
+            operation = replace(operation, steps=steps)
     if operation.state is OperationState.PENDING:
         operation = replace(operation, state=OperationState.RUNNING)
     operation = _conclude(d, operation)
@@ -48,7 +48,10 @@ def keep(d: Draft, operation: Operation) -> Operation:
 
 
 def begin_rollback(d: Draft, operation: Operation, reason: str, *, cancelled: bool = False) -> Operation:
-    """Turns every step round that had begun."""
+    """Turns every step round that had begun. One that still waited for others has none and ends at once."""
+    if operation.waits_for:
+        state = OperationState.CANCELLED if cancelled else OperationState.ROLLED_BACK
+        return replace(operation, state=state, waits_for=(), detail=reason, cancelled=cancelled)
     steps = tuple(_turn_round(d, step) for step in operation.steps)
     return replace(
         operation,
@@ -129,7 +132,7 @@ def _advance_step(d: Draft, operation: Operation, step: Step) -> Step:
     if step.goal is not Goal.ABSENT and step.kind is StepKind.CREATE:
         if step.asked is ActionKind.CREATE:
             return await_creation(d, step, replica)
-        if step.asked is ActionKind.DELETE or _long_exited(d, replica):
+        if replica.life_cycle is LifeCycle.TERMINATING or _long_exited(d, replica):
             return recreate(d, step, replica)
     if step.goal is Goal.ASLEEP:
         return toward_asleep(d, operation, step, replica)
@@ -216,7 +219,7 @@ def _overlay_step(d: Draft, step: Step, *, late: bool) -> Step:
     replica = d.replicas.get(step.replica)
     if replica is None:
         return step
-    if replica.life_cycle is LifeCycle.DRAINING and step.asked is not ActionKind.SLEEP:
+    if replica.life_cycle is LifeCycle.DRAINING and not replica.told_to_sleep:
         restore(d, replica)
     elif step.kind is StepKind.CREATE and replica.life_cycle is not LifeCycle.TERMINATING and not late:
         return replace(

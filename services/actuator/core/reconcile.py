@@ -29,8 +29,12 @@ def plan_pool(d: Draft, pool: Pool, awake: frozenset[str]) -> list[Step]:
     for name in sorted(d.replicas):
         replica = d.replicas[name]
         if replica.spec.pool == pool.pool and name not in overlay and name not in claimed:
-            steps.append(Step(kind=StepKind.DELETE, goal=Goal.ABSENT, replica=name, service=replica.spec.service))
+            steps.append(_delete(replica))
     return steps
+
+
+def _delete(replica: Replica) -> Step:
+    return Step(kind=StepKind.DELETE, goal=Goal.ABSENT, replica=replica.name, service=replica.spec.service)
 
 
 def _step_for(d: Draft, spec: Spec, replica: Replica | None, *, wanted: bool, pool: Pool) -> Step | None:
@@ -41,7 +45,8 @@ def _step_for(d: Draft, spec: Spec, replica: Replica | None, *, wanted: bool, po
             return Step(kind=StepKind.RELEASE, goal=goal, replica=spec.replica, service=spec.service)
         return Step(kind=StepKind.CREATE, goal=goal, replica=spec.replica, service=spec.service, spec=spec)
     if replica.life_cycle is LifeCycle.TERMINATING:
-        return None
+        # Whoever deleted it gave up. It keeps its GPUs until it is gone; then it is made again.
+        return _delete(replica)
     changed = wanted != (spec.replica in pool.effective_awake)
     if replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN) and not changed:
         return None
@@ -237,6 +242,8 @@ def _can_begin(d: Draft, step: Step) -> bool:
 
 def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
     spec = replica.spec
+    if replica.life_cycle is LifeCycle.TERMINATING:
+        return [_delete(replica)]
     if replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world) and spec.group:
         return [Step(kind=StepKind.CREATE, goal=Goal.AWAKE, replica=spec.replica, service=spec.service, spec=spec)]
     sight = d.sight(replica.name)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from actuator.core.draft import Draft
 from actuator.core.endpoints import gateway_requests, unaware
 from actuator.core.model import ActionKind, Operation, Replica, Step
-from actuator.core.sleeping import hide
+from actuator.core.sleeping import begin_drain, hide
 from actuator.core.steps import asked, drain_timeout_s, drained, outstanding, past_deadline, phase, retry, succeed
 from actuator.core.world import Action
 from trimtab.words import HoldOwner, LifeCycle
@@ -20,17 +20,22 @@ def toward_absent(d: Draft, operation: Operation, step: Step, replica: Replica) 
     if replica.life_cycle is LifeCycle.ACTIVE:
         return hide(d, operation, step, replica, HoldOwner.SOFT_SCALE_IN)
     if replica.life_cycle is LifeCycle.DRAINING:
+        if step.drain_deadline_s == 0.0:
+            step = begin_drain(d, operation, step, replica)
         step, quiet = drained(d, step, replica)
         return _delete(d, step, replica) if quiet else past_deadline(d, step, replica) or step
-    if replica.life_cycle is LifeCycle.UNKNOWN and _may_be_serving(d, replica):
+    if _may_be_serving(d, replica):
         if step.drain_deadline_s == 0.0:
             step = replace(step, drain_deadline_s=d.now_s + drain_timeout_s(d, operation))
         if d.now_s < step.drain_deadline_s:
-            return phase(step, "waiting: it is silent, and gateways have requests on it")
+            return phase(step, f"waiting: it is {replica.life_cycle}, and gateways may have requests on it")
     return _delete(d, step, replica)
 
 
 def _may_be_serving(d: Draft, replica: Replica) -> bool:
+    """It is up or may be, and gateways have requests on it or may send some: it restarted, or is silent."""
+    if replica.life_cycle in (LifeCycle.SLEEPING, LifeCycle.FAILED) or not replica.address:
+        return False
     gateways = d.leased_gateways()
     return bool(unaware(replica, gateways)) or gateway_requests(replica.name, gateways)[0] > 0
 

@@ -24,6 +24,7 @@ from actuator.core.steps import (
     phase,
     retry,
     succeed,
+    told_to_sleep,
 )
 from actuator.core.world import Action
 from trimtab.words import HoldOwner, LifeCycle
@@ -62,19 +63,19 @@ def hide(d: Draft, operation: Operation, step: Step, replica: Replica, owner: Ho
         return phase(step, f"waiting: {remaining} routable would be left, the floor is {floor}")
     replica = d.hold(replica, owner, operation.operation_id)
     d.move(replica, LifeCycle.DRAINING)
+    return phase(begin_drain(d, operation, step, replica), "hiding")
+
+
+def begin_drain(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    """With its deadlines, which every drain has, whoever hid the replica."""
     deadline_s = d.now_s + drain_timeout_s(d, operation)
     wait_s = d.limits.release_wait_s if operation.kind is OperationKind.TRANSITION else d.limits.pinned_wait_s
-    return replace(
-        note_who_stay(d, step, replica),
-        phase="hiding",
-        acknowledged_s=0.0,
-        drain_deadline_s=deadline_s,
-        give_up_s=deadline_s + wait_s,
-    )
+    step = note_who_stay(d, step, replica)
+    return replace(step, acknowledged_s=0.0, drain_deadline_s=deadline_s, give_up_s=deadline_s + wait_s)
 
 
 def restore(d: Draft, replica: Replica) -> Replica:
-    """Gives a hidden replica back that was not put to sleep: lifts the actuator's own holds only."""
+    """Gives a hidden replica back that was not told to sleep: lifts the actuator's own holds only."""
     replica = d.move(replica, LifeCycle.ACTIVE)
     replica = holds.lift(holds.lift(replica, HoldOwner.RELEASE), HoldOwner.SOFT_SCALE_IN)
     return d.keep(replica)
@@ -87,7 +88,7 @@ def floor_broken(d: Draft, replica: Replica) -> bool:
 
 def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     """Drains an awake, hidden replica and puts it to sleep."""
-    if step.asked is ActionKind.SLEEP:
+    if told_to_sleep(d, replica):
         return await_sleep(d, operation, step, replica)
     if outstanding(d, step) or d.now_s < step.not_before_s:
         return step
@@ -105,6 +106,8 @@ def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
 
 
 def _sleep_when_drained(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+    if replica.life_cycle is LifeCycle.DRAINING and step.drain_deadline_s == 0.0:
+        step = begin_drain(d, operation, step, replica)
     step, quiet = drained(d, step, replica)
     if quiet:
         return ask_sleep(d, operation, step, replica)
@@ -114,7 +117,8 @@ def _sleep_when_drained(d: Draft, operation: Operation, step: Step, replica: Rep
 
 
 def ask_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
-    """Commits: written down before the shell does it."""
+    """Commits: written down before the shell does it, in the record, where it outlives the operation."""
+    d.keep(replace(replica, told_to_sleep=True))
     level = sleep_level_of(d, replica)
     d.act(Action(kind=ActionKind.SLEEP, replica=replica.name, address=replica.address, sleep_level=level))
     return asked(step, ActionKind.SLEEP, "falling asleep")
@@ -134,17 +138,14 @@ def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) ->
     """
     if outstanding(d, step):
         return step
-    outcome = d.outcomes.get(replica.name)
-    if outcome is None or outcome.kind is not ActionKind.SLEEP:
+    outcome = d.outcome(replica.name, ActionKind.SLEEP)
+    if outcome is None:
         return _sleep_when_drained(d, operation, step, replica) if d.now_s >= step.not_before_s else step
-    if outcome.ok:
-        fall_asleep(d, replica, operation.operation_id)
-        return succeed(d, step, "asleep")
     if outcome.busy:
         # A request came that no gateway sent; the server was left alone.
         return replace(forget_request(step), acknowledged_s=0.0, phase="draining: a request came in between")
-    step = retry(d, step, f"could not be put to sleep: {outcome.error}", permanent=outcome.permanent)
-    return step if outcome.unsettled else forget_request(step)
+    error = f"could not be put to sleep: {outcome.error}"
+    return retry(d, forget_request(step), error, permanent=outcome.permanent)
 
 
 def fall_asleep(d: Draft, replica: Replica, reason: str) -> Replica:

@@ -86,15 +86,29 @@ def past_deadline(d: Draft, step: Step, replica: Replica) -> Step | None:
     """At the drain deadline gateways are told to reissue; later the release is given up. None: go on waiting.
 
     A gateway that lives and does not confirm is waited for shortly: it keeps one replica awake, not the fleet waiting.
+    To take a sleep back that was asked for, the server has to sleep first: that is not given up.
     """
+    if step.state is not OperationState.ROLLING_BACK:
+        given_up = _give_up(d, step)
+        if given_up is not None:
+            return given_up
+    if d.now_s >= step.drain_deadline_s and not replica.evicting:
+        d.keep(replace(replica, evicting=True))
+    return None
+
+
+def _give_up(d: Draft, step: Step) -> Step | None:
     if step.unaware_s > 0.0 and d.now_s - step.unaware_s >= d.limits.acknowledge_s:
         text = step.phase.removeprefix("hiding: waiting for ")
         return fail(d, step, f"given up: {text} did not confirm for {d.limits.acknowledge_s:.0f} s that it is hidden")
     if d.now_s >= step.give_up_s:
         return fail(d, step, f"given up: {step.phase} {d.now_s - step.start_s:.0f} s after it began")
-    if d.now_s >= step.drain_deadline_s and not replica.evicting:
-        d.keep(replace(replica, evicting=True))
     return None
+
+
+def told_to_sleep(d: Draft, replica: Replica) -> bool:
+    """Whether its server is, or may be, falling asleep, or has just said that it will not."""
+    return replica.told_to_sleep or d.outcome(replica.name, ActionKind.SLEEP) is not None
 
 
 def asked(step: Step, kind: ActionKind, text: str) -> Step:

@@ -8,13 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
-from actuator.core.model import ActionKind, Gateway, Limits, OperationState, State
-from actuator.core.observe import observe
+from actuator.core.model import Gateway, Limits, OperationState, State
+from actuator.core.observe import hear, observe
 from actuator.core.operations import advance, begin_rollback, keep
 from actuator.core.reconcile import conclude_pools, correct, start_waiting
 from actuator.core.sleeping import restore
 from actuator.core.world import Action, Outcome, World
 from trimtab.words import LifeCycle
+
+UNKNOWN_GATEWAY = "(any not heard of yet)"
+"""Stands after a start for gateways that nobody knows of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +32,8 @@ class Tick:
 def tick(state: State, world: World, outcomes: Iterable[Outcome], *, now_s: float, limits: Limits) -> Tick:
     """Takes in what was seen, takes every operation one look further, opens corrections."""
     d = Draft(state, world, limits, now_s)
-    d.outcomes = {outcome.replica: outcome for outcome in outcomes}
     observe(d)
+    hear(d, outcomes)
     start_waiting(d)
     for operation in list(d.unfinished()):
         if not operation.waits_for:
@@ -48,21 +51,16 @@ def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> 
     """
     d = Draft(state, world, limits, now_s)
     observe(d)
-    # Whoever has a step for it: a server that was told to sleep may be falling asleep.
-    told_to_sleep = {
-        step.replica for operation in d.unfinished() for step in operation.steps if step.asked is ActionKind.SLEEP
+    hidden = {
+        name
+        for name, replica in d.replicas.items()
+        if replica.life_cycle is LifeCycle.DRAINING and not replica.told_to_sleep
     }
+    for name in sorted(hidden):
+        restore(d, d.replicas[name])
     for operation in list(d.unfinished()):
-        hidden = [
-            step
-            for step in operation.steps
-            if step.replica not in told_to_sleep
-            and step.replica in d.replicas
-            and d.replicas[step.replica].life_cycle is LifeCycle.DRAINING
-        ]
-        for step in hidden:
-            restore(d, d.replicas[step.replica])
-        if hidden and operation.atomic and operation.state is OperationState.RUNNING:
+        concerned = not hidden.isdisjoint(step.replica for step in operation.steps)
+        if concerned and operation.atomic and operation.state is OperationState.RUNNING:
             keep(d, begin_rollback(d, operation, "rolled back: the store is away, so what was hidden came back"))
     return Tick(state=d.commit(), notes=tuple(d.notes))
 
@@ -74,7 +72,8 @@ def resume(state: State, *, now_s: float, limits: Limits) -> State:
     has to speak, or stay silent for longer than its lease, before anything hidden may sleep. Revisions leap ahead of
     any that were shown and not stored; they are Unix milliseconds at every start, so that they do not fall even when
     the store was lost. What is hidden may have been shown again by such a revision, so it counts as hidden by the new
-    one: who has not acknowledged that may still route to it.
+    one: who has not acknowledged that may still route to it. Somebody may do so whose name was not stored yet, or was
+    lost with the store: ``UNKNOWN_GATEWAY`` stands for all of them, and is leased for as long.
     """
     floor = int(now_s * 1000)
     meta = replace(
@@ -84,7 +83,8 @@ def resume(state: State, *, now_s: float, limits: Limits) -> State:
         inventory_revision=max(state.meta.inventory_revision + 1, floor),
     )
     gateways = {
-        name: Gateway(gateway=name, lease_until_s=now_s + limits.gateway_grace_s) for name in sorted(state.gateways)
+        name: Gateway(gateway=name, lease_until_s=now_s + limits.gateway_grace_s)
+        for name in (UNKNOWN_GATEWAY, *sorted(state.gateways))
     }
     replicas = {
         name: replica if replica.routable else replace(replica, hidden_revision=meta.endpoint_revision)

@@ -20,7 +20,7 @@ from actuator.core.model import (
     Step,
     StepKind,
 )
-from actuator.core.sleeping import ask_sleep, await_sleep, fall_asleep, floor_of, restore, wait_for_return
+from actuator.core.sleeping import ask_sleep, await_sleep, floor_of, restore, wait_for_return
 from actuator.core.steps import (
     asked,
     drain_timeout_s,
@@ -31,6 +31,7 @@ from actuator.core.steps import (
     phase,
     retry,
     succeed,
+    told_to_sleep,
 )
 from actuator.core.world import Action
 from trimtab.words import HoldOwner, LifeCycle
@@ -62,15 +63,9 @@ def show(d: Draft, step: Step, replica: Replica) -> Step:
 
 
 def _take_back(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
-    if step.asked is not ActionKind.SLEEP:
-        return show(d, step, restore(d, replica))
-    # Committed: it has to be asleep before it can be woken. The step goes on from SLEEPING at the next look.
-    outcome = d.outcomes.get(replica.name)
-    if outcome is not None and outcome.kind is ActionKind.SLEEP and not outcome.ok and not outcome.unsettled:
+    if not replica.told_to_sleep:
         return show(d, forget_request(step), restore(d, replica))
-    if outcome is not None and outcome.ok:
-        fall_asleep(d, replica, operation.operation_id)
-        return phase(forget_request(step), "asleep; waking again")
+    # Committed: it has to be asleep before it can be woken. The step goes on from SLEEPING when it is.
     return await_sleep(d, operation, step, replica)
 
 
@@ -95,7 +90,7 @@ def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
     """From a running server to a routable one."""
     if outstanding(d, step):
         return step
-    if step.asked is ActionKind.SLEEP:
+    if told_to_sleep(d, replica):
         return _await_first_sleep(d, operation, step, replica)
     outcome = d.outcomes.get(replica.name)
     if outcome is not None and step.asked is outcome.kind:
@@ -106,7 +101,7 @@ def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
         return fail(d, step, f"not ready {limit_s:.0f} s after it was {replica.life_cycle}")
     if d.now_s < step.not_before_s:
         return step
-    rival = _rival(d, replica) if replica.life_cycle is LifeCycle.STARTING else ""
+    rival = _rival(d, replica)
     if rival:
         return phase(step, f"waiting for its GPUs: {rival} is awake on them")
     return _prove_running(d, operation, step, replica)
@@ -151,19 +146,20 @@ def _must_sleep_once(d: Draft, operation: Operation, step: Step, replica: Replic
 
 
 def _await_first_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
-    outcome = d.outcomes.get(replica.name)
-    if outcome is not None and outcome.kind is ActionKind.SLEEP and outcome.ok:
-        fall_asleep(d, replica, operation.operation_id)
-        return phase(forget_request(step), "slept once; waking")
-    if outcome is not None and outcome.kind is ActionKind.SLEEP and operation.pool_revision == 0 and not outcome.busy:
-        # It serves no worse for that. Whether a sleep without an answer is under way, the next looks tell.
-        tried = retry(d, step, f"did not sleep ahead of need: {outcome.error}")
-        return tried if outcome.unsettled else forget_request(tried)
+    outcome = d.outcome(replica.name, ActionKind.SLEEP)
+    if outcome is not None and operation.pool_revision == 0 and not outcome.busy:
+        # It serves no worse for that, unless the sleep may be under way: then it is asked for again.
+        return retry(d, forget_request(step), f"did not sleep ahead of need: {outcome.error}")
     return await_sleep(d, operation, step, replica)
 
 
 def _rival(d: Draft, replica: Replica) -> str:
-    """A neighbour that is seen awake on the same GPUs and has to sleep first; one that waits for memory is none."""
+    """A neighbour that is seen awake on the GPUs of a starting server and has to sleep first.
+
+    One that waits for memory is none. A replica that was woken got its GPUs from the ledger, and has none.
+    """
+    if replica.life_cycle is not LifeCycle.STARTING:
+        return ""
     for other in sharing(replica.spec, d.replicas):
         if other.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING):
             return other.name
@@ -191,6 +187,10 @@ def _judge(d: Draft, step: Step, replica: Replica) -> Step:
     if not replica.spec.model and outcome.served_model:
         # A given server whose list does not say: gateways must call the model by the name that it answers to.
         replica = d.keep(replace(replica, spec=replace(replica.spec, model=outcome.served_model)))
+    rival = _rival(d, replica)
+    if rival:
+        # It was woken while the token was under way.
+        return phase(forget_request(step), f"waiting for its GPUs: {rival} is awake on them")
     return show(d, forget_request(step), d.move(replica, LifeCycle.ACTIVE))
 
 

@@ -104,6 +104,8 @@ class Action:
     # For SLEEP: how deep. For WAKE: how deep it slept; at level 2 its weights have to be loaded again.
     sleep_level: int = 1
     model: str = ""
+    # Since when the replica's record has been in its state, as the core asked; the outcome gives it back.
+    since_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +124,5 @@ class Outcome:
     unsettled: bool = False
     # What a canary's server calls its model.
     served_model: str = ""
+    # The action's. An outcome speaks of the record as it stood then; None: of the record as it stands.
+    since_s: float | None = None

@@ -1,0 +1,243 @@
+"""What long searches of the state machine, and a reading of each step against each fault, have found; one test each.
+
+Every test is named after what went wrong. The rules that they hold stand in ``docs/actuator.md``, step against fault.
+"""
+
+from dataclasses import replace
+
+import pytest
+from actuator_rig import LIMITS, Rig, spec
+
+from actuator.core.lifecycle import ForbiddenTransition, move
+from actuator.core.model import (
+    ActionKind,
+    Goal,
+    Operation,
+    OperationKind,
+    OperationState,
+    Replica,
+    State,
+    Step,
+    StepKind,
+)
+from actuator.core.tick import fail_static, tick
+from actuator.core.world import Listed, Outcome, RunState, Sight, World
+from trimtab.words import LifeCycle
+
+OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
+
+
+def up(awake: tuple = ("a-0", "a-1"), overlay: list = OVERLAY, **fields) -> Rig:
+    rig = Rig(gateways=("g", "h"))
+    rig.apply(1, overlay, list(awake), **fields)
+    assert rig.until_settled()
+    return rig
+
+
+def until_asked(rig: Rig, name: str, kind: ActionKind) -> None:
+    """Steps until the actuator acts so on the replica."""
+    for _ in range(200):
+        if name in rig.doing and rig.doing[name].action.kind is kind:
+            return
+        rig.step()
+    raise AssertionError(f"{kind} of {name} was never asked for")
+
+
+def change(rig: Rig, name: str, **fields) -> None:
+    changed = replace(rig.memory.replicas[name], **fields)
+    rig.memory = replace(rig.memory, replicas={**rig.memory.replicas, name: changed})
+
+
+# A sleep that was asked for
+
+
+def test_a_server_whose_slow_sleep_one_operation_gave_up_is_not_shown_by_the_next() -> None:
+    rig = up()
+    rig.traffic = ("a", "b")
+    rig.servers["a-0"].slow_sleep_s = 200.0
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    while not rig.operation(first.operation_id).finished:
+        rig.step()
+    assert rig.servers["a-0"].moving is ActionKind.SLEEP, "it is still at it"
+    rig.apply(3, OVERLAY, ["a-0", "a-1"])
+    rig.run(300.0)
+    assert rig.broken == []
+    assert rig.memory.replicas["a-0"].routable
+
+
+def test_a_floor_does_not_bring_back_a_server_that_may_be_falling_asleep() -> None:
+    rig = up()
+    rig.servers["a-0"].slow_sleep_s = 200.0
+    first = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    while not rig.operation(first.operation_id).finished:
+        rig.step()
+    rig.traffic = ("a", "b")
+    rig.servers["a-1"].exited = True
+    rig.run(100.0)
+    assert rig.broken == []
+
+
+def test_nothing_leads_from_told_to_sleep_to_active() -> None:
+    told = Replica(spec=OVERLAY[0], life_cycle=LifeCycle.DRAINING, since_s=0.0, cause="", told_to_sleep=True)
+    with pytest.raises(ForbiddenTransition, match="told to sleep"):
+        move(told, LifeCycle.ACTIVE, now_s=1.0)
+    assert not move(told, LifeCycle.SLEEPING, now_s=1.0).told_to_sleep
+
+
+def test_a_slow_gateway_does_not_cost_a_replica_whose_sleep_is_taken_back() -> None:
+    rig = up()
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"], drain_s=1.0)
+    until_asked(rig, "a-0", ActionKind.SLEEP)
+    rig.servers["a-0"].sleep_refused = True
+    rig.servers["a-0"].moving = None
+    rig.crash()
+    rig.gateways["h"].lag = 40
+    rig.restart()
+    rig.servers["a-0"].sleep_refused = False
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.ROLLED_BACK
+    assert rig.memory.replicas["a-0"].routable
+    assert rig.broken == []
+
+
+# What an outcome proves
+
+
+def test_a_token_of_the_process_before_proves_nothing_about_the_one_after() -> None:
+    rig = up()
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    until_asked(rig, "b-0", ActionKind.CANARY)
+    rig.doing["b-0"].late_s = 6.0
+    rig.reboot("b-0")
+    rig.servers["b-0"].no_token = True
+    rig.run(12.0)
+    assert not rig.memory.replicas["b-0"].routable
+    assert rig.broken == []
+
+
+def test_a_token_that_comes_late_does_not_show_two_on_one_gpu() -> None:
+    rig = up()
+    rig.fleet.wake_by_hand("b-0")
+    change(rig, "b-0", life_cycle=LifeCycle.STARTING)
+    change(rig, "a-0", life_cycle=LifeCycle.REACTIVATING, ready=False)
+    step = Step(
+        kind=StepKind.WAKE,
+        goal=Goal.AWAKE,
+        replica="b-0",
+        service="b",
+        state=OperationState.RUNNING,
+        asked=ActionKind.CANARY,
+        start_s=rig.now_s,
+    )
+    operation = Operation(
+        operation_id="o-1",
+        kind=OperationKind.OVERLAY,
+        subject="p",
+        create_s=rig.now_s,
+        update_s=rig.now_s,
+        deadline_s=rig.now_s + 60,
+        decision_id="d-1",
+        steps=(step,),
+    )
+    state = replace(rig.memory, operations={"o-1": operation})
+    token = Outcome(kind=ActionKind.CANARY, replica="b-0", ok=True)
+    after = tick(state, rig.world(), [token], now_s=rig.now_s, limits=LIMITS).state
+    assert after.replicas["b-0"].life_cycle is LifeCycle.STARTING
+
+
+def test_a_wake_that_took_too_long_does_not_forget_that_the_weights_are_gone() -> None:
+    rig = up(sleep_level=2)
+    pool = rig.memory.pools["p"]
+    rig.memory = replace(rig.memory, pools={"p": replace(pool, awake=("a-1", "b-0"), effective_awake=("a-1", "b-0"))})
+    change(rig, "a-0", life_cycle=LifeCycle.SLEEPING)
+    rig.fleet.sleep_by_hand("a-0")
+    change(rig, "b-0", life_cycle=LifeCycle.REACTIVATING, since_s=rig.now_s - LIMITS.reactivating_s - 1.0)
+    rig.fleet.wake_by_hand("b-0")
+    rig.run(30.0)
+    assert rig.memory.replicas["b-0"].routable
+    assert rig.broken == [], "no token before the weights are back"
+
+
+# Who may still route
+
+
+def test_a_gateway_that_has_not_heard_of_the_death_keeps_the_successor_awake() -> None:
+    rig = up()
+    rig.traffic = ("a",)
+    rig.gateways["h"].lag = 60
+    rig.servers["a-0"].exited = True
+    rig.run(30.0)
+    assert rig.broken == []
+
+
+def test_a_gateway_that_nobody_wrote_down_counts_after_a_crash() -> None:
+    rig = up()
+    rig.traffic = ("a",)
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    new = rig.add_gateway("new")
+    rig.crash()
+    new.cut_off = 4
+    rig.restart()
+    rig.run(20.0)
+    assert rig.broken == []
+
+
+# Operations
+
+
+def test_a_cancelled_transition_that_still_waited_is_not_carried_out() -> None:
+    rig = up()
+    rig.send("a", 4.0)
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.run(1.0)
+    waiting = rig.apply(3, OVERLAY, ["a-0", "b-1"])
+    assert waiting.waits_for
+    assert rig.cancel(waiting.operation_id).state is OperationState.CANCELLED
+    assert rig.until_settled()
+    rig.run(10.0)
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+    assert rig.operation(waiting.operation_id).steps == ()
+    assert rig.memory.pools["p"].settled_revision == 3
+    assert rig.broken == []
+
+
+@pytest.mark.parametrize("failures", [1, 5])
+def test_a_deletion_that_the_backend_refused_for_a_while_strands_nobody(failures: int) -> None:
+    rig = up()
+    rig.servers["a-1"].exited = True
+    rig.run(4.0)
+    rig.fleet.backend_errors = ["the backend is away"] * failures
+    rig.run(120.0)
+    assert rig.memory.replicas["a-1"].routable
+    assert rig.broken == []
+
+
+def test_a_starting_server_is_not_deleted_under_requests() -> None:
+    rig = up()
+    rig.gateways["h"].lag = 40
+    rig.reboot("a-0")
+    rig.run(4.0)
+    rig.send("a", 20.0, gateway="h")
+    rig.send("a", 20.0, gateway="h")
+    without = [item for item in OVERLAY if item.replica != "a-0"]
+    rig.apply(2, without, ["a-1", "b-0"], drain_s=5.0)
+    rig.run(60.0)
+    assert "a-0" not in rig.servers
+    assert rig.broken == []
+
+
+def test_without_the_store_a_hidden_replica_that_nobody_works_on_comes_back_too() -> None:
+    rig = up()
+    change(rig, "a-0", life_cycle=LifeCycle.DRAINING)
+    after = fail_static(rig.memory, rig.world(), now_s=rig.now_s, limits=LIMITS).state
+    assert after.replicas["a-0"].routable
+
+
+def test_a_server_that_could_not_be_read_is_not_shown_unproved() -> None:
+    rig = Rig()
+    listed = Listed(spec=OVERLAY[0], address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
+    for error, expected in (("timed out", LifeCycle.STARTING), ("", LifeCycle.ACTIVE)):
+        sight = Sight(as_of_s=rig.now_s, healthy=True, error=error)
+        world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, sights={"a-0": sight})
+        state = tick(State(), world, [], now_s=rig.now_s, limits=LIMITS).state
+        assert state.replicas["a-0"].life_cycle is expected, error
