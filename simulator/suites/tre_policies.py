@@ -169,7 +169,7 @@ def with_spec(pool: Pool, **spec: object) -> Pool:
     return pool.model_copy(update={"spec": type(pool.spec).model_validate({**fields, **spec})})
 
 
-_KV_SPACE = {"high": (0.1, 0.2, 0.35, 0.5), "low": (0.05, 0.1, 0.15, 0.25)}
+_KV_SPACE = {"high": (0.1, 0.15, 0.2, 0.25, 0.35, 0.5), "low": (0.05, 0.1, 0.15, 0.2)}
 _SPACES: Mapping[str, Mapping[str, Sequence[float]]] = {
     "hpa-running": {"target": (4.0, 8.0, 16.0, 32.0), "down_window_s": (0.0, 30.0), "period_s": (5.0,)},
     "aibrix-apa": {
@@ -262,7 +262,8 @@ def _contenders() -> Iterator[Contender]:
         space={
             "horizon_s": (ORACLE_HORIZON_S,),
             "window_s": (5.0, 10.0),
-            "load": (0.5, 0.65, 0.8),
+            # As no GPU is left idle, every load asks for the same.
+            "load": (0.65,),
             "period_s": (1.0, 2.0, 5.0),
         },
     )
