@@ -25,6 +25,7 @@ from simulator.fit_profiles import fit_host
 from simulator.fitting import correcting
 from simulator.fitting.silicon import B200, H100, SiliconRow, read_silicon
 from simulator.fitting.tables import Array, TableError, rows
+from simulator.material import MEANING, MaterialError, perf_folder
 
 MEDIAN_BAR, P90_BAR = 0.15, 0.35
 THROUGHPUT_BAR, LATENCY_BAR, QUEUE_BAR = 0.05, 0.10, 0.10
@@ -168,14 +169,14 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--refit", action="store_true", help="fit the end-to-end corrections anew first (minutes)")
     default = os.environ.get("TRIMTAB_TEST_MATERIAL") or Path(__file__).parents[2] / "shared"
-    parser.add_argument("--material", type=Path, default=Path(default), help="folder with data/perf")
+    parser.add_argument("--material", type=Path, default=Path(default), help=MEANING)
     arguments = parser.parse_args()
-    perf = arguments.material / "data" / "perf"
     try:
+        perf = perf_folder(arguments.material)
         if arguments.refit:
             refit(perf)
         report = run(perf)
-    except TableError as error:
+    except (TableError, MaterialError) as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 2
     found = report["bars"]

@@ -1,7 +1,7 @@
-"""`python -m simulator.fit_profiles DATA_DIR`: fit the packaged profiles to measured tables and write them.
+"""`python -m simulator.fit_profiles MATERIAL`: fit the packaged profiles to measured tables and write them.
 
-DATA_DIR holds `perf/` (aiconfigurator, vidur, llmservingsim) and `lifecycle/`, or is that `perf` folder. With
-`--check` nothing is written: the command compares what is packaged with a fresh fit and fails when they differ.
+MATERIAL holds `data/perf` (aiconfigurator, vidur, llmservingsim) and `data/lifecycle`. With `--check` nothing is
+written: the command compares what is packaged with a fresh fit and fails when they differ.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from simulator.fitting.overload import (
 from simulator.fitting.tables import TableError, read_bench
 from simulator.fitting.targets import TARGETS, Target
 from simulator.fitting.timing import TimingFit, cross_check, fit_from_servingsim
+from simulator.material import MEANING, MaterialError, perf_folder
 from simulator.profiles import parse_profile
 
 _MEMORY_SHARE = 0.85
@@ -180,9 +181,9 @@ def _significant(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def documents(data_dir: Path, today: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Every profile's name and document; raises TableError when a table is missing."""
-    perf = data_dir / "perf" if (data_dir / "perf").is_dir() else data_dir
+def documents(material: Path, today: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """Every profile's name and document; raises TableError for a missing table, MaterialError for no tables at all."""
+    perf = perf_folder(material)
     lifecycle = perf.parent / "lifecycle" / "vllm_sleep_wake_seconds.csv"
     host = fit_host(perf)
     for target in TARGETS:
@@ -194,7 +195,7 @@ command = typer.Typer(add_completion=False)
 
 @command.command()
 def run(
-    data_dir: Annotated[Path, typer.Argument(help="Folder with perf/ and lifecycle/, or that perf folder.")],
+    material: Annotated[Path, typer.Argument(metavar="MATERIAL", help=MEANING)],
     out: Annotated[Path, typer.Option(help="Where the profiles go.")] = Path(__file__).parent / "profiles",
     check: Annotated[bool, typer.Option("--check", help="Compare only; exit 1 when a profile differs.")] = False,
 ) -> None:
@@ -202,7 +203,7 @@ def run(
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     differing = []
     try:
-        for name, document in documents(data_dir, today):
+        for name, document in documents(material, today):
             text = yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True)
             fresh = parse_profile(text, name)
             path = out / f"{name}.yaml"
@@ -213,7 +214,7 @@ def run(
             else:
                 path.write_text(text, encoding="utf-8")
             typer.echo(f"{name}: {_summary(fresh.iteration_model())}")
-    except (TableError, OSError) as error:
+    except (TableError, MaterialError, OSError) as error:
         typer.echo(f"fit_profiles: {error}", err=True)
         sys.exit(1)
     if differing:

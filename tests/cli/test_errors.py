@@ -148,3 +148,34 @@ def test_a_store_of_another_release_is_named_with_what_to_do(tmp_path: Path, mod
         store.stop()
     line = the_line(run("up", "--headless", "--port-base", str(module_port_base), "--state-dir", str(tmp_path)))
     assert "older schema 0" in line
+
+
+@pytest.mark.parametrize("given", ["nowhere", "material/data", "material/data/perf"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*TRIMTAB, "simulate", "profile", "--material"],
+        [sys.executable, "-m", "simulator.fit_profiles"],
+        [sys.executable, "-m", "bench.fidelity", "--material"],
+    ],
+    ids=["simulate", "fit_profiles", "fidelity"],
+)
+def test_material_is_the_folder_that_holds_data_for_every_command(
+    command: list[str], given: str, tmp_path: Path
+) -> None:
+    (tmp_path / "material" / "data" / "perf").mkdir(parents=True)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [*command, str(tmp_path / given)], capture_output=True, text=True, timeout=60, check=False, cwd=root
+    )
+    line = the_line(done)
+    assert str(tmp_path / given) in line
+    assert "name the folder that holds data/" in line
+    assert "docs/profiles.md" in line
+
+
+def test_a_table_that_the_material_lacks_is_named_with_where_they_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "data" / "perf").mkdir(parents=True)
+    line = the_line(run("simulate", "profile", "--material", str(tmp_path)))
+    assert f"{tmp_path}/data/perf/aiconfigurator/silicon_e2e.csv.gz: no such table" in line
+    assert "docs/profiles.md" in line

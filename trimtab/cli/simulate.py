@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork
 from simulator.fitting.comparing import Compared, compare_profile
 from simulator.fitting.tables import TableError
+from simulator.material import MEANING, MaterialError, perf_folder
 from simulator.profiles import ProfileError, find_profile, packaged_profiles
 from trimtab.cli.connect import CommandError
 from trimtab.cli.output import MISSING, console, print_json
@@ -33,31 +34,25 @@ def group() -> None:
 def profile_command(
     name: Annotated[str, typer.Argument(metavar="[NAME]")] = "",
     material: Annotated[
-        Path | None, typer.Option("--material", help="Folder with perf/, to predict its end-to-end rows.")
+        Path | None, typer.Option("--material", help=f"Compare with every measured load, too. {MEANING}")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Predicted against measured: every profile with its fit errors, or one with each part and measured load."""
     try:
         profiles = [find_profile(packaged_profiles(), name)] if name else list(packaged_profiles().values())
-        compared = _compared(name, material) if name else []
-    except (ProfileError, TableError) as error:
+        perf = None if material is None else perf_folder(material)
+        compared = {one.name: [] if perf is None else compare_profile(perf, one.name) for one in profiles}
+    except (ProfileError, MaterialError) as error:
         raise CommandError(str(error)) from error
+    except TableError as error:
+        raise CommandError(f"{error}; docs/profiles.md lists the tables") from error
     if as_json:
-        print_json([_document(profile, compared) for profile in profiles])
+        print_json([_document(profile, compared[profile.name]) for profile in profiles])
     elif name:
-        _print_one(profiles[0], compared)
+        _print_one(profiles[0], compared[profiles[0].name])
     else:
-        console.print(_table(profiles))
-
-
-def _compared(name: str, material: Path | None) -> list[Compared]:
-    """Measured loads of a profile; none when no material was named and none is in the environment."""
-    environment = os.environ.get("TRIMTAB_TEST_MATERIAL")
-    named = material or (Path(environment) / "data" if environment else None)
-    if named is None:
-        return []
-    return compare_profile(named / "perf" if (named / "perf").is_dir() else named, name)
+        console.print(_table(profiles, None if material is None else compared))
 
 
 def _document(profile: Profile, compared: Sequence[Compared]) -> dict[str, object]:
@@ -80,10 +75,13 @@ def is_estimate(profile: Profile) -> bool:
     return profile.timing.source.text.startswith("ESTIMATE")
 
 
-def _table(profiles: Iterable[Profile]) -> Table:
+def _table(profiles: Sequence[Profile], compared: Mapping[str, Sequence[Compared]] | None = None) -> Table:
+    """A row a profile; with `compared` also how far off, in the median, it is over the loads of its own."""
     table = Table(title="Profiles: what an iteration takes, and how far the fit is from what was measured")
     for column in ("profile", "GPU", "8 decoding", "prefill of 2,048", "fit error: predicted against measured"):
         table.add_column(column)
+    for column in () if compared is None else ("loads", "TTFT off by", "TPOT off by"):
+        table.add_column(column, justify="right", no_wrap=True)
     for profile in profiles:
         model = profile.iteration_model()
         errors = ", ".join(f"{part} {error:+.1%}" for part, error in profile.timing.source.fit_error.items())
@@ -93,15 +91,25 @@ def _table(profiles: Iterable[Profile]) -> Table:
             f"{1e3 * model.iteration_s(_SMALL_BATCH):.1f} ms",
             f"{1e3 * model.iteration_s(_PREFILL):.0f} ms",
             f"estimate, from the tables of another GPU: {errors}" if is_estimate(profile) else errors or MISSING,
+            *(() if compared is None else _medians(compared[profile.name])),
         )
     return table
+
+
+def _medians(compared: Sequence[Compared]) -> tuple[str, str, str]:
+    """How many loads, and the median of the absolute relative errors of TTFT and TPOT."""
+    if not compared:
+        return "0", MISSING, MISSING
+    ttft = statistics.median(abs(one.ttft_predicted_s / one.ttft_measured_s - 1) for one in compared)
+    tpot = statistics.median(abs(one.tpot_predicted_s / one.tpot_measured_s - 1) for one in compared)
+    return str(len(compared)), f"{ttft:.0%}", f"{tpot:.0%}"
 
 
 def _print_one(profile: Profile, compared: Sequence[Compared]) -> None:
     console.print(_table([profile]))
     console.print(f"{profile.timing.source.text} ({profile.timing.source.date})", highlight=False)
     if not compared:
-        console.print("No end-to-end load of this GPU, model and tensor parallelism to compare with.")
+        console.print("No end-to-end load of this GPU, model and tensor parallelism to compare with (see --material).")
         return
     table = Table(title="End to end: predicted / measured")
     for column in ("precision", "clients", "in", "out", "TTFT, ms", "", "TPOT, ms", ""):

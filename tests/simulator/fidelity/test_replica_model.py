@@ -1,6 +1,7 @@
 """The replica model behind the fidelity bench: experts, closed loops, scaling by specification, recorded gauges."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from bench.fidelity import bars, summary
 from simulator.core.limits import EngineLimits
 from simulator.core.timing import BatchWork, IterationModel
 from simulator.fitting.closed_loop import Load, run_closed_loop
+from simulator.fitting.comparing import compare_profile
 from simulator.fitting.correcting import log_errors, packaged_corrections
 from simulator.fitting.curves import fit_non_negative
 from simulator.fitting.operators import Correction, OperatorTimes
@@ -186,3 +188,14 @@ def test_simulate_profile_prints_estimates_as_such_and_refuses_unknown_names() -
     unknown = runner.invoke(app, ["simulate", "profile", "nope"])
     assert unknown.exit_code == 1
     assert "'nope' is not known" in str(unknown.exception)
+
+
+def test_simulate_profile_compares_every_profile_with_the_loads_of_its_own(material: Path) -> None:
+    shown = CliRunner().invoke(app, ["simulate", "profile", "--material", str(material), "--json"])
+    measured = {one["name"]: one["measured"] for one in json.loads(shown.output)}
+    assert sorted(measured) == sorted(packaged_profiles())
+    assert measured["h100-70b-tp4"] == [
+        dataclasses.asdict(one) for one in compare_profile(material / "data" / "perf", "h100-70b-tp4")
+    ]
+    assert len(measured["h100-70b-tp4"]) > 10
+    assert measured["a100-8b-tp1"] == []
