@@ -5,17 +5,14 @@ a replica under S1, S2 and cluster affinity. Timed is the whole pure cycle: tree
 that a busy machine gives the same figures.
 """
 
-import argparse
-import json
 import math
-import os
-import platform
 import random
 import statistics
 import sys
 import time
 from collections import Counter
 
+from bench._report import machine, main_of
 from prescheduler.core.model import ClusterInventory, Level, NodeColumns, Plan, Role, RoleRequest, ScalingRequest
 from prescheduler.core.plan import plan_cycle
 
@@ -112,11 +109,7 @@ def run() -> dict[str, object]:
     )
     return {
         "bench": "place",
-        "machine": {
-            "cpus": os.cpu_count(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-        },
+        "machine": machine(),
         "inputs": {
             "nodes": list(NODES),
             "requests": REQUESTS,
@@ -149,17 +142,7 @@ def run() -> dict[str, object]:
 
 def main() -> int:
     """Print the figures; exit status 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description="time of a scheduling cycle by size of the fleet")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    report = run()
-    bars = report["bars"]
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
-        for bar in bars if isinstance(bars, list) else []:
-            print(f"{bar['name']}: {bar['value']:.3f} (bar {bar['bar']:g}) {'ok' if bar['ok'] else 'MISSED'}")
-    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+    return main_of(run, "time of a scheduling cycle by size of the fleet")
 
 
 if __name__ == "__main__":

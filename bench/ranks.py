@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
-import platform
 import sys
 from collections.abc import Mapping
 
 import numpy as np
 
+from bench._report import machine, put_out
 from simulator.calibration.calibrating import Form
 from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
 from simulator.calibration.fixed import run_fixed
@@ -125,7 +123,7 @@ def run(seeds: int) -> dict[str, object]:
     ]
     return {
         "bench": "ranks",
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "machine": machine(),
         "inputs": {
             "seeds": list(HELD_OUT_SEEDS[:seeds]),
             "loads": list(LOADS),
@@ -149,7 +147,7 @@ def run(seeds: int) -> dict[str, object]:
     }
 
 
-def _print_table(report: dict[str, object]) -> None:
+def _print_table(report: Mapping[str, object]) -> None:
     for measure in ("spearman", "kendall"):
         rows = report[measure]
         print(f"{measure:28}" + "".join(f"{name:>12}" for name in (*MODELS, "all")))
@@ -180,12 +178,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2, choices=range(1, len(HELD_OUT_SEEDS) + 1), help="(default 2)")
     arguments = parser.parse_args()
     report = run(arguments.seeds)
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
-        _print_table(report)
-    bars = report["bars"]
-    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+    return put_out(report, as_json=arguments.json, show=_print_table)
 
 
 if __name__ == "__main__":

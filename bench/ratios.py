@@ -7,12 +7,10 @@ and TBT-bound on the other.
 
 import argparse
 import dataclasses
-import json
-import os
-import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from bench._report import machine, put_out
 from simulator.offline.ratio_sweep import SERVICE_A, SERVICE_B, RatioPoint, RatioService, peak, sweep
 from simulator.profiles import find_profile, packaged_profiles
 
@@ -47,7 +45,7 @@ def run(profile: str, replicas: int) -> dict[str, object]:
     studies = [study(service, profile, replicas) for service in (SERVICE_A, SERVICE_B)]
     return {
         "bench": "ratios",
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "machine": machine(),
         "inputs": {"profile": profile, "replicas": replicas, "quantile": 0.9},
         "results": studies,
         "bars": [
@@ -62,7 +60,7 @@ def run(profile: str, replicas: int) -> dict[str, object]:
     }
 
 
-def _print_table(report: dict[str, object]) -> None:
+def _print_table(report: Mapping[str, object]) -> None:
     studies = report["results"]
     for one in studies if isinstance(studies, list) else []:
         service = one["service"]
@@ -87,12 +85,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=REPLICAS, help=f"replicas to split (default {REPLICAS})")
     arguments = parser.parse_args()
     report = run(arguments.profile, arguments.replicas)
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
-        _print_table(report)
-    bars = report["bars"]
-    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+    return put_out(report, as_json=arguments.json, show=_print_table)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ import argparse
 import csv
 import functools
 import gc
-import json
 import math
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bench._report import machine, put_out
 from simulator.core.engine import Engine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest
@@ -171,7 +170,7 @@ def run(material: Path) -> dict[str, object]:
     stepping = stepping_speed(profile, [r for r in trace if r.arrival_s < STEPPING_S])
     return {
         "bench": "simulate",
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "machine": machine(),
         "inputs": {
             "profile": PROFILE,
             "trace": trace_source,
@@ -209,14 +208,7 @@ def main() -> int:
     default = os.environ.get("TRIMTAB_TEST_MATERIAL") or Path(__file__).parents[2] / "shared"
     parser.add_argument("--material", type=Path, default=Path(default), help="folder with data/traces")
     arguments = parser.parse_args()
-    report = run(arguments.material)
-    bars = report["bars"]
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
-        for bar in bars if isinstance(bars, list) else []:
-            print(f"{bar['name']}: {bar['value']:,.2f} (bar {bar['bar']:g}) {'ok' if bar['ok'] else 'MISSED'}")
-    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+    return put_out(run(arguments.material), as_json=arguments.json)
 
 
 if __name__ == "__main__":

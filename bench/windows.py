@@ -5,16 +5,13 @@ sums as messages, and a sample per replica as bytes. All is the code that the co
 in CPU seconds, so that a busy machine gives the same figures.
 """
 
-import argparse
-import json
 import math
-import os
-import platform
 import random
 import sys
 import time
 from collections.abc import Sequence
 
+from bench._report import machine, main_of
 from metrics_collector.core.rounds import close_slice, slices_of
 from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Gauge, Latency, Reading, Schema, schema_of
 from metrics_collector.core.table import SeriesTable
@@ -118,7 +115,7 @@ def run(counts: Sequence[int] = TARGETS) -> dict[str, object]:
     worst = max(row["round_us"] for row in rows.values())
     return {
         "bench": "windows",
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "machine": machine(),
         "inputs": {
             "targets": list(counts),
             "targets_per_role": TARGETS_PER_ROLE,
@@ -137,17 +134,7 @@ def run(counts: Sequence[int] = TARGETS) -> dict[str, object]:
 
 def main() -> int:
     """Print the figures; exit status 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description="CPU time of a round per target, once pages are read")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    report = run()
-    bars = report["bars"]
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
-        for bar in bars if isinstance(bars, list) else []:
-            print(f"{bar['name']}: {bar['value']:.3f} (bar {bar['bar']:g}) {'ok' if bar['ok'] else 'MISSED'}")
-    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+    return main_of(run, "CPU time of a round per target, once pages are read")
 
 
 if __name__ == "__main__":
