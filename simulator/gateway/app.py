@@ -7,6 +7,7 @@ import errno
 import os
 import ssl
 import time
+from collections.abc import Callable, Sequence
 
 import grpc
 import structlog
@@ -18,6 +19,8 @@ from simulator.gateway.demand import DemandTally
 from simulator.gateway.dispatch import Dispatcher
 from simulator.gateway.metrics import GatewayMetrics
 from simulator.gateway.proxy import Catalogue, Proxy
+from simulator.gateway.registry import RegistryLink
+from simulator.gateway.routes import ClusterRoutes
 from simulator.gateway.settings import GatewaySettings
 from simulator.gateway.upstream import Upstream
 from trimtab.api.collector.v1 import collector_pb2, collector_pb2_grpc
@@ -25,6 +28,7 @@ from trimtab.config.settings import split_address
 from trimtab.rpc.clients import ClientTls, channel
 from trimtab.rpc.errors import describe
 from trimtab.rpc.run import ServiceContext, StartupError, run_until_stopped
+from trimtab.store.client import Store
 
 log = structlog.get_logger(__name__)
 
@@ -42,22 +46,9 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     metrics.in_flight.set_function(lambda: dispatcher.router.total_in_flight)
     tls = ClientTls.from_settings(settings)
     channels = [channel(address, tls=tls) for address in settings.actuators.values()]
-    catalogue = Catalogue(
-        dispatcher.router, actuators=len(settings.actuators), max_waiting=settings.max_held_per_service
-    )
-    links = [
-        ActuatorLink(
-            cluster,
-            address,
-            one,
-            dispatcher,
-            metrics,
-            gateway=settings.name,
-            acknowledge_s=settings.acknowledge_s,
-            on_first_set=catalogue.one_more,
-        )
-        for (cluster, address), one in zip(settings.actuators.items(), channels, strict=True)
-    ]
+    catalogue = Catalogue(dispatcher.router, clusters=len(settings.clusters), max_waiting=settings.max_held_per_service)
+    store = Store(settings.store_url) if settings.registry else None
+    links = _links(settings, dispatcher, metrics, channels, store, on_first_set=catalogue.one_more)
     collector = channel(settings.collector, tls=tls)
     demand = DemandTally(time.monotonic())
     ended = asyncio.Event()
@@ -79,8 +70,7 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
                 inner,
                 dispatcher.run(),
                 _report_demand(settings, collector, demand, dispatcher, metrics),
-                *(link.watch(ended) for link in links),
-                *(link.acknowledge(ended) for link in links),
+                *(loop for link in links for loop in link.loops(ended)),
             )
         )
         try:
@@ -90,8 +80,43 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
             await asyncio.gather(loops, return_exceptions=True)
             for one in (*channels, collector):
                 await one.close()
+            if store is not None:
+                await store.close()
     if not loops.cancelled() and loops.exception() is not None:
         loops.result()
+
+
+def _links(
+    settings: GatewaySettings,
+    dispatcher: Dispatcher,
+    metrics: GatewayMetrics,
+    channels: Sequence[grpc.aio.Channel],
+    store: Store | None,
+    *,
+    on_first_set: Callable[[], None],
+) -> list[ActuatorLink | RegistryLink]:
+    """Every way to every cluster."""
+    routes = {
+        cluster: ClusterRoutes(cluster, dispatcher, metrics, gateway=settings.name, on_first_set=on_first_set)
+        for cluster in settings.clusters
+    }
+    links: list[ActuatorLink | RegistryLink] = [
+        ActuatorLink(
+            address,
+            channel,
+            routes[cluster],
+            metrics,
+            gateway=settings.name,
+            acknowledge_s=settings.acknowledge_s,
+        )
+        for (cluster, address), channel in zip(settings.actuators.items(), channels, strict=True)
+    ]
+    if store is not None:
+        links += [
+            RegistryLink(store, routes[cluster], metrics, acknowledge_s=settings.acknowledge_s)
+            for cluster in sorted(set(settings.registry))
+        ]
+    return links
 
 
 async def _serve_http(
@@ -120,7 +145,7 @@ async def _serve_http(
             await site.start()
         except OSError as error:
             raise StartupError(_listen_error(settings.listen, error)) from error
-        log.info("gateway listens", address=settings.listen, actuators=settings.actuators)
+        log.info("gateway listens", address=settings.listen, actuators=settings.actuators, registry=settings.registry)
         stop = asyncio.ensure_future(_until(context.stopping))
         try:
             await asyncio.wait({stop, loops}, return_when=asyncio.FIRST_COMPLETED)

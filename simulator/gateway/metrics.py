@@ -31,8 +31,20 @@ class GatewayMetrics:
         self.actuator_up = Gauge(
             "trimtab_gateway_actuator_up", "1 while its endpoint stream is alive", ["actuator"], registry=registry
         )
+        self.registry_up = Gauge(
+            "trimtab_gateway_registry_up", "1 while the store holds a set to follow", ["cluster"], registry=registry
+        )
+        self.stale = Gauge(
+            "trimtab_gateway_endpoints_stale",
+            "1 while no living actuator stands behind the set that is routed by",
+            ["cluster"],
+            registry=registry,
+        )
         self.acknowledge_failures = Counter(
-            "trimtab_gateway_acknowledge_failures", "Acknowledgements that failed", ["actuator"], registry=registry
+            "trimtab_gateway_acknowledge_failures",
+            "Acknowledgements that failed, by the actuator's address or registry/<cluster>",
+            ["actuator"],
+            registry=registry,
         )
         self.demand_failures = Counter(
             "trimtab_gateway_demand_report_failures", "Demand reports that failed", registry=registry

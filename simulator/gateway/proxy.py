@@ -19,25 +19,25 @@ from simulator.gateway.upstream import Upstream
 
 
 class Catalogue:
-    """Names → services. While an actuator has not said what it has, an unknown name may yet become known."""
+    """Names → services. While a cluster's first set is missing, an unknown name may yet become known."""
 
-    def __init__(self, router: Router, *, actuators: int, max_waiting: int) -> None:
+    def __init__(self, router: Router, *, clusters: int, max_waiting: int) -> None:
         self._router = router
-        self._missing = actuators
+        self._missing = clusters
         self._max_waiting = max_waiting
         self._waiting = 0
         self._news = asyncio.Event()
 
     def one_more(self) -> None:
-        """An actuator has sent its first set."""
+        """A cluster's first set has come."""
         self._missing -= 1
         self._news.set()
         self._news = asyncio.Event()
 
     async def resolve(self, model: str, *, timeout_s: float) -> str | None:
-        """The service that `model` names; None when no actuator knows it.
+        """The service that `model` names; None when no cluster knows it.
 
-        Raises `NoReplica` when an actuator that might know it stays silent for `timeout_s`, or too many wait for it.
+        Raises `NoReplica` when a cluster that might know it stays unknown for `timeout_s`, or too many wait for it.
         """
         service = self._router.resolve(model)
         if service is not None or self._missing <= 0:
@@ -51,7 +51,7 @@ class Catalogue:
                     await self._news.wait()
                     service = self._router.resolve(model)
         except TimeoutError:
-            raise NoReplica("an actuator has not sent its endpoints yet") from None
+            raise NoReplica("the endpoints of a cluster are not known yet") from None
         finally:
             self._waiting -= 1
         return service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trimtab.config.settings import Address, Name, ServiceSettings
 
@@ -14,7 +14,10 @@ class GatewaySettings(ServiceSettings):
     metrics_listen: Address = Field("127.0.0.1:9080", description="address of /metrics; the HTTP address has it too")
     name: Name = Field("gateway-0", description="unique per gateway; a restart under it takes over its lease")
     actuators: dict[Name, Address] = Field(
-        {"local": "127.0.0.1:7004"}, min_length=1, description="gRPC address of each cluster's actuator"
+        {"local": "127.0.0.1:7004"}, description="gRPC address of each cluster's actuator, to follow its stream"
+    )
+    registry: list[Name] = Field(
+        [], description="clusters to follow by the registry in the store (store_url), beside the stream or without it"
     )
     collector: Address = Field("127.0.0.1:7001", description="gRPC address that demand is reported to")
     services: list[Name] = Field([], description="services to hold requests for before any actuator lists them")
@@ -28,3 +31,14 @@ class GatewaySettings(ServiceSettings):
     )
     demand_s: float = Field(1.0, gt=0, le=10, description="pause between two demand reports")
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest request body")
+
+    @model_validator(mode="after")
+    def _check_clusters(self) -> GatewaySettings:
+        if not self.actuators and not self.registry:
+            raise ValueError("actuators or registry has to name a cluster")
+        return self
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Every cluster that is followed, sorted."""
+        return tuple(sorted({*self.actuators, *self.registry}))

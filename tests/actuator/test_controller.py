@@ -37,7 +37,7 @@ class SlowRecords:
     async def last_token(self) -> int:
         return 1
 
-    async def save(self, old: State, new: State, _token: int) -> None:
+    async def save(self, old: State, new: State, _token: int, _also: object = ()) -> None:
         self.kept = new
         self.counters.append(new.meta.operation_counter)
         if new.meta.operation_counter != old.meta.operation_counter:

@@ -50,7 +50,10 @@ TAG = re.compile(r"\{([^}]+)\}")
                     keys.placements,
                     keys.fencing_tokens,
                     keys.endpoints,
+                    keys.endpoints_written,
                     keys.gateways,
+                    keys.gateway_words,
+                    keys.gateways_spoke,
                     keys.revisions,
                 )
             ],

@@ -8,7 +8,7 @@ write them together with the owner's lease. The owners:
 
     policy-engine           policies, pools, decisions, desired state; its leader's lease
     prescheduler            cycles, results, groups; its leader's lease
-    actuator/<cluster>      replicas, holds, operations, endpoints of one cluster
+    actuator/<cluster>      replicas, holds, operations, endpoints of one cluster; what gateways say of those
     obs/<service>/<role>    windows and latest samples of one role (several collectors write)
     collector               which roles are observed, demand at the front door, who shares the targets
 
@@ -208,13 +208,28 @@ def fencing_tokens(cluster: str) -> str:
 
 
 def endpoints(cluster: str) -> str:
-    """Hash: service → ServiceEndpoints with its revision."""
+    """Hash: service → ServiceEndpoints; ``@head`` → RegistryHead (``store.registry``)."""
     return owned(actuator(cluster), "endpoints")
 
 
+def endpoints_written(cluster: str) -> str:
+    """Channel, no key: the actuator says the revision of every set that it has written (``store.news``)."""
+    return owned(actuator(cluster), "endpoints-written")
+
+
 def gateways(cluster: str) -> str:
-    """Hash: gateway → 1; what it acknowledged is kept in memory alone."""
+    """Hash: gateway → 1, those that the actuator has heard of."""
     return owned(actuator(cluster), "gateways")
+
+
+def gateway_words(cluster: str) -> str:
+    """Hash: gateway → its last AcknowledgeEndpointsRequest. The gateways write it, each its own field."""
+    return owned(actuator(cluster), "gateway-words")
+
+
+def gateways_spoke(cluster: str) -> str:
+    """Channel, no key: a gateway that confirms a set, or has freed a hidden replica, says its name (``store.news``)."""
+    return owned(actuator(cluster), "gateways-spoke")
 
 
 def revisions(cluster: str) -> str:

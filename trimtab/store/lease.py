@@ -11,7 +11,7 @@ counter that is behind its own token.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import structlog
@@ -27,6 +27,7 @@ DEFAULT_TTL_S = 3.0
 Argument = str | bytes | int | float
 MAX_COMMAND_ARGUMENTS = 4000
 """Lua unpacks a command's arguments on its stack, which is bounded."""
+_MAX_FIELDS = 1000
 
 _ACQUIRE = """
 local owner = redis.call('HGET', KEYS[1], 'owner')
@@ -215,3 +216,17 @@ async def fenced_write(
     if outcome == b"fenced":
         raise FencedOff(lease_name, token=token, current_token=int(detail))
     return list(detail)
+
+
+def hash_commands(key: str, written: Mapping[str, bytes], removed: Sequence[str]) -> list[tuple[Argument, ...]]:
+    """Fields of a hash to set and to delete, as commands for ``fenced_write``, in portions that a script can take."""
+    commands: list[tuple[Argument, ...]] = []
+    names = list(written)
+    for start in range(0, len(names), _MAX_FIELDS):
+        words: list[Argument] = ["HSET", key]
+        for name in names[start : start + _MAX_FIELDS]:
+            words += [name, written[name]]
+        commands.append(tuple(words))
+    portions = (removed[start : start + _MAX_FIELDS] for start in range(0, len(removed), _MAX_FIELDS))
+    commands.extend(("HDEL", key, *portion) for portion in portions)
+    return commands

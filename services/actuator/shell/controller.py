@@ -196,10 +196,12 @@ class Controller:
             self._finish(fail_static(self._with_gateways(), self.world(), now_s=now_s, limits=limits))
 
     async def _tick(self) -> None:
-        outcomes, self._outcomes = self._outcomes, []
-        now_s, limits = self._parts.now_s(), self._parts.limits
-        result = tick(self._with_gateways(), self.world(), outcomes, now_s=now_s, limits=limits)
+        outcomes: list[Outcome] = []
         try:
+            await self._parts.routing.look(self._state.meta.endpoint_revision)
+            outcomes, self._outcomes = self._outcomes, []
+            now_s, limits = self._parts.now_s(), self._parts.limits
+            result = tick(self._with_gateways(), self.world(), outcomes, now_s=now_s, limits=limits)
             await self._store(result.state)
         except StoreUnavailable as error:
             self._outcomes = [*outcomes, *self._outcomes]
@@ -248,7 +250,12 @@ class Controller:
         token = self._parts.lease.token
         if token is None:
             raise StoreUnavailable("the lease has run out")
-        await self._parts.records.save(self._stored, new, token)
+        routing, certain = self._parts.routing, False
+        try:
+            await self._parts.records.save(self._stored, new, token, routing.to_store(new, token))
+            certain = True
+        finally:
+            routing.stored(certain=certain)
         self._stored, self._stored_token = new, token
 
     def _publish(self, new: State) -> None:

@@ -4,7 +4,7 @@ Records are the core's own dataclasses as JSON: nobody else reads them, everybod
 stored by name only, see ``actuator.core.tick.resume``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -14,12 +14,11 @@ from actuator.core.model import Gateway, Meta, Operation, Pool, Replica, State
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import CorruptEntry
-from trimtab.store.lease import Argument, fenced_write
+from trimtab.store.lease import Argument, fenced_write, hash_commands
 
 R = TypeVar("R")
 _META_FIELD = "meta"
 _TOKEN_FIELD = "token"  # noqa: S105  # a fencing token is no secret
-_MAX_FIELDS = 1000
 
 _REPLICA = pydantic.TypeAdapter(Replica)
 _POOL = pydantic.TypeAdapter(Pool)
@@ -41,7 +40,7 @@ class _Hash(Generic[R]):
         written = {
             name: new[name] for name in sorted(new) if old.get(name) is not new[name] and old.get(name) != new[name]
         }
-        return _commands(
+        return hash_commands(
             self.key,
             {name: self.adapter.dump_json(value) for name, value in written.items()},
             sorted(old.keys() - new.keys()),
@@ -80,37 +79,27 @@ class Records:
         raw = await cast("Any", self._store.redis.hget(self._meta, _TOKEN_FIELD))
         return int(raw) if raw is not None else None
 
-    async def save(self, old: State, new: State, token: int) -> None:
-        """Writes what differs. Raises ``StoreUnavailable``, ``FencedOff``; then nothing may be acted on."""
+    async def save(self, old: State, new: State, token: int, also: Sequence[tuple[Argument, ...]] = ()) -> None:
+        """Writes what differs, and in the same step ``also`` (commands on keys of the same owner).
+
+        Raises ``StoreUnavailable``, ``FencedOff``; then nothing may be acted on.
+        """
         commands = [
             *self._replicas.changes(old.replicas, new.replicas),
             *self._pools.changes(old.pools, new.pools),
             *self._operations.changes(old.operations, new.operations),
-            *_commands(
+            *hash_commands(
                 self._gateways,
                 dict.fromkeys(sorted(new.gateways.keys() - old.gateways.keys()), b"1"),
                 sorted(old.gateways.keys() - new.gateways.keys()),
             ),
         ]
         if old.meta != new.meta:
-            commands += _commands(self._meta, {_META_FIELD: _META.dump_json(new.meta)}, [])
+            commands += hash_commands(self._meta, {_META_FIELD: _META.dump_json(new.meta)}, [])
+        commands += also
         if commands:
             commands.append(("HSET", self._meta, _TOKEN_FIELD, token))
             await fenced_write(self._store, self.owner, token, commands)
-
-
-def _commands(key: str, written: Mapping[str, bytes], removed: list[str]) -> list[tuple[Argument, ...]]:
-    """HSET and HDEL in portions that a script can take."""
-    commands: list[tuple[Argument, ...]] = []
-    names = list(written)
-    for start in range(0, len(names), _MAX_FIELDS):
-        words: list[Argument] = ["HSET", key]
-        for name in names[start : start + _MAX_FIELDS]:
-            words += [name, written[name]]
-        commands.append(tuple(words))
-    portions = (removed[start : start + _MAX_FIELDS] for start in range(0, len(removed), _MAX_FIELDS))
-    commands.extend(("HDEL", key, *portion) for portion in portions)
-    return commands
 
 
 def _decode(adapter: "pydantic.TypeAdapter[R]", raw: bytes, place: str) -> R:

@@ -2,14 +2,14 @@
 
 The core derives the endpoint set from its records and needs two things of whoever routes: that a set with its revision
 goes out, and that each router's word comes back (its lease, the revision that it routes by, its requests on hidden
-replicas). Whatever implements ``Routing`` may carry them. Here gateways follow a stream and call back; where routing is
-by readiness gates and annotations of pods, an adapter writes those, and its word is the revision that it has seen.
-
-Gateways' words stay in memory; only their names are stored, so that acknowledgements cost no write.
+replicas). Whatever implements ``Routing`` may carry them. ``StreamRouting`` serves gateways that follow a stream and
+call back; ``actuator.shell.registry`` adds those that follow the registry in the store. Where routing is by readiness
+gates and annotations of pods, an adapter writes those, and its word is the revision that it has seen.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from actuator.core.endpoints import endpoints_of
@@ -18,10 +18,29 @@ from actuator.shell.codec import endpoints_to_proto
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.rpc.errors import Unavailable
 from trimtab.rpc.watch import WatchHub
+from trimtab.store.lease import Argument
 
 
 class Routing(Protocol):
-    """What the controller asks of a routing adapter."""
+    """What the controller asks of a routing adapter.
+
+    Each step: ``look``, the core decides on what was ``heard``, ``to_store`` with the new state, ``stored``, ``show``.
+    """
+
+    async def look(self, newest_revision: int) -> None:
+        """Take in what routers have said by now. What is ``heard`` after it is from after the last set was stored.
+
+        Raises ``StoreUnavailable`` when that cannot be known: then nothing may be decided on it.
+        """
+        ...
+
+    def to_store(self, new: State, token: int) -> Sequence[tuple[Argument, ...]]:
+        """What is written in the same step as ``new``, under the actuator's fencing token."""
+        ...
+
+    def stored(self, *, certain: bool) -> None:
+        """The write is over. Not ``certain``: it may or may not have been done."""
+        ...
 
     def show(self, old: State, new: State) -> None:
         """From now on only what is routable in ``new`` may be sent to. Called after the state was stored."""
@@ -52,6 +71,7 @@ class StreamRouting:
         self._lease_s = lease_s
         self._state = State()
         self._gateways: dict[str, Gateway] = {}
+        self._sequences: dict[str, int] = {}
         self._on_word: Callable[[], None] = lambda: None
         self._hub: WatchHub[pb.WatchEndpointsResponse] | None = None
         self._closed = asyncio.Event()
@@ -62,13 +82,24 @@ class StreamRouting:
 
     # What the controller asks
 
+    async def look(self, newest_revision: int) -> None:
+        """Gateways call by themselves."""
+
+    def to_store(self, new: State, token: int) -> Sequence[tuple[Argument, ...]]:
+        """Nothing: who calls is told."""
+        return ()
+
+    def stored(self, *, certain: bool) -> None:
+        """Nothing was."""
+
     def show(self, old: State, new: State) -> None:
         """Tells every watcher when the set changed; forgets gateways that the state has forgotten."""
         self._state = new
         for name in old.gateways.keys() - new.gateways.keys():
             if self._gateways.get(name) == old.gateways[name]:
                 del self._gateways[name]
-        changed = new.meta.endpoint_revision != old.meta.endpoint_revision or _services(new) != _services(old)
+                self._sequences.pop(name, None)
+        changed = new.meta.endpoint_revision != old.meta.endpoint_revision or services_of(new) != services_of(old)
         if self._hub is not None and changed:
             self._hub.publish(self.endpoint_set())
 
@@ -79,6 +110,7 @@ class StreamRouting:
     def remember(self, gateways: Mapping[str, Gateway]) -> None:
         """The gateways that were known before."""
         self._gateways = dict(gateways)
+        self._sequences = {}
 
     def open(self) -> None:
         """Watchers are served from now on."""
@@ -102,24 +134,44 @@ class StreamRouting:
             self.hear(Gateway(gateway=name, lease_until_s=lease_until_s))
         return stream
 
-    def hear(self, gateway: Gateway) -> None:
-        """Takes a gateway's word."""
+    def hear(self, gateway: Gateway, *, sequence: int = 0, now_s: float = 0.0) -> None:
+        """Takes a gateway's word. One that was overtaken by a later one, on another way, is dropped."""
         before = self._gateways.get(gateway.gateway)
+        if (
+            before is not None
+            and before.lease_until_s > now_s
+            and 0 < sequence < self._sequences.get(before.gateway, 0)
+        ):
+            return
         self._gateways[gateway.gateway] = gateway
+        self._sequences[gateway.gateway] = sequence
         if before is None or before.acknowledged_revision != gateway.acknowledged_revision or before.in_flight:
             self._on_word()
 
+    def spare(self, until_s: float) -> None:
+        """Nobody's lease ends before ``until_s``: whoever spoke meanwhile could not be heard."""
+        self._gateways = {
+            name: replace(gateway, lease_until_s=max(gateway.lease_until_s, until_s))
+            for name, gateway in self._gateways.items()
+        }
+
     def endpoint_set(self) -> pb.WatchEndpointsResponse:
         """The whole set; also the heartbeat."""
-        return endpoints_to_proto(
-            endpoints_of(self._state.replicas),
-            _services(self._state),
-            revision=self._state.meta.endpoint_revision,
-            cluster=self._cluster,
-            lease_s=self._lease_s,
-        )
+        return set_of(self._state, cluster=self._cluster, lease_s=self._lease_s)
 
 
-def _services(state: State) -> frozenset[str]:
+def set_of(state: State, *, cluster: str, lease_s: float) -> pb.WatchEndpointsResponse:
+    """What gateways route by while this is the state, whichever way they hear of it."""
+    return endpoints_to_proto(
+        endpoints_of(state.replicas),
+        services_of(state),
+        revision=state.meta.endpoint_revision,
+        cluster=cluster,
+        lease_s=lease_s,
+    )
+
+
+def services_of(state: State) -> frozenset[str]:
+    """Every service of the cluster, those without an endpoint too."""
     from_replicas = {replica.spec.service for replica in state.replicas.values()}
     return frozenset(from_replicas | {spec.service for pool in state.pools.values() for spec in pool.overlay})

@@ -12,6 +12,7 @@ from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.observer import Observer
 from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
+from actuator.shell.registry import RegistryRouting
 from actuator.shell.routing import StreamRouting
 from actuator.shell.servicer import ActuatorServicer
 from actuator.shell.settings import ActuatorSettings
@@ -25,6 +26,8 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.lease import Lease
+from trimtab.store.news import follow_news
+from trimtab.store.registry import EndpointRegistry
 
 SERVICE = "trimtab.actuator.v1.ActuatorService"
 
@@ -60,7 +63,14 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
         urgent_interval_s=settings.urgent_interval_s,
     )
     publisher = Publisher(cluster=settings.cluster, sight=observer.sight)
-    routing = StreamRouting(cluster=settings.cluster, lease_s=settings.gateway_lease_s)
+    stream = StreamRouting(cluster=settings.cluster, lease_s=settings.gateway_lease_s)
+    routing = RegistryRouting(
+        EndpointRegistry(store, settings.cluster),
+        stream,
+        lease_s=settings.gateway_lease_s,
+        grace_s=limits.gateway_grace_s,
+        now_s=clock.now_s,
+    )
     parts = ControllerParts(
         lease=Lease(store, keys.actuator(settings.cluster), owner, settings.lease_ttl_s),
         records=Records(store, settings.cluster),
@@ -73,14 +83,14 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
     )
     controller = Controller(parts, interval_s=settings.observe_interval_s)
     observer.listen(urgent=controller.urgent, on_news=controller.kick)
-    routing.listen(controller.hear_router)
+    stream.listen(controller.hear_router)
     executor = Executor(backend, client, limits, controller.on_outcome)
     controller.use(executor)
     server = RpcServer(settings, context)
     servicer = ActuatorServicer(
         controller,
         publisher,
-        routing,
+        stream,
         metrics,
         cluster=settings.cluster,
         limits=limits,
@@ -97,6 +107,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
             observer.run(context.stopping),
             controller.keep_lease(context.stopping),
             controller.run(context.stopping),
+            follow_news(store, keys.gateways_spoke(settings.cluster), controller.kick, stopping=context.stopping),
             _show_health(context, server, controller),
         )
     finally:

@@ -183,7 +183,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
     ) -> AsyncIterator[pb.WatchEndpointsResponse]:
         """Whole sets. Watching starts the gateway's lease; acknowledging renews it."""
         name = _gateway_name(request.gateway)
-        async for message in self._routing.watch(name, lease_until_s=self._lease_until_s()):
+        async for message in self._routing.watch(name, lease_until_s=self._now_s() + self._limits.gateway_lease_s):
             yield message
 
     async def AcknowledgeEndpoints(
@@ -191,12 +191,10 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
     ) -> pb.AcknowledgeEndpointsResponse:
         """By which revision a gateway routes, and what it still has on replicas that are not routable."""
         newest = self._controller.state.meta.endpoint_revision
-        said = codec.parse_gateway(request, lease_until_s=self._lease_until_s(), newest_revision=newest)
-        self._routing.hear(said)
+        now_s = self._now_s()
+        said = codec.parse_gateway(request, lease_until_s=now_s + self._limits.gateway_lease_s, newest_revision=newest)
+        self._routing.hear(said, sequence=request.sequence, now_s=now_s)
         return pb.AcknowledgeEndpointsResponse(current_revision=newest)
-
-    def _lease_until_s(self) -> float:
-        return self._now_s() + self._limits.gateway_lease_s
 
     async def _change(self, function: Callable[[State, World, float], tuple[State, T]]) -> T:
         try:

@@ -1184,9 +1184,14 @@ class AcknowledgeEndpointsRequest(_message.Message):
     GATEWAY_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     revision: _builtins.int
     """The revision that the gateway routes by; 0 before its first. One that was never published here counts as 0."""
+    sequence: _builtins.int
+    """Grows with every word of a gateway, over restarts too, so that of two that come by different ways the later one
+    counts; 0: not said, and the one that comes last counts.
+    """
     @_builtins.property
     def in_flight(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInFlight]:
         """Its requests on replicas that are not routable any more, by replica; a replica that is absent has none."""
@@ -1197,10 +1202,11 @@ class AcknowledgeEndpointsRequest(_message.Message):
         gateway: _builtins.str = ...,
         revision: _builtins.int = ...,
         in_flight: _abc.Iterable[Global___ReplicaInFlight] | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "in_flight", b"in_flight", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "in_flight", b"in_flight", "revision", b"revision", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

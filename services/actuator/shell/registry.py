@@ -1,0 +1,163 @@
+"""Routing through the registry in the store, for gateways that need only the store in common with the actuator.
+
+The endpoint set is stored in one step with the records, so it stands there before anybody is told, and outlives this
+process. The gateways' words are read at the beginning of every step, after whatever the step before has stored: so a
+gateway that read a set that shows a replica has spoken before the set that hides it was written, and is heard here
+before anything is done to the replica.
+
+Words in the store have no clock. A gateway renews its lease by a word that differs from the one before; the lease is
+reckoned from when that was seen here. After a time in which this process could not look (it starts, it stood still, the
+store was away) nobody can have been heard, so everyone that is known or has a word there gets a grace.
+
+The same look shows whether the set that this process wrote still stands there. A store that has lost it may have lost
+more: the controller then reads everything again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from actuator.core.model import Gateway, State
+from actuator.shell.codec import parse_gateway
+from actuator.shell.routing import StreamRouting, services_of, set_of
+from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.rpc.errors import RpcError
+from trimtab.store.codec import decode
+from trimtab.store.errors import CorruptEntry, StoreUnavailable
+from trimtab.store.lease import Argument, suspend_aware_monotonic
+from trimtab.store.registry import EndpointRegistry, service_bytes
+
+log = structlog.get_logger(__name__)
+
+_Mark = tuple[int, int]
+"""(revision, reign)."""
+
+
+class RegistryRouting:
+    """A ``Routing`` for followers of the registry and, by ``stream``, for those of ``WatchEndpoints``."""
+
+    def __init__(
+        self,
+        registry: EndpointRegistry,
+        stream: StreamRouting,
+        *,
+        lease_s: float,
+        grace_s: float,
+        now_s: Callable[[], float],
+        monotonic: Callable[[], float] = suspend_aware_monotonic,
+    ) -> None:
+        self._registry = registry
+        self._stream = stream
+        self._lease_s = lease_s
+        self._grace_s = grace_s
+        self._now_s = now_s
+        self._monotonic = monotonic
+        # What stands in the store for certain: the services' bytes, for which services, and by which head.
+        self._standing: dict[str, bytes] | None = None
+        self._standing_for: tuple[_Mark, frozenset[str]] | None = None
+        self._writing: tuple[dict[str, bytes], tuple[_Mark, frozenset[str]]] | None = None
+        self._words: dict[str, bytes] = {}
+        self._looked_at = float("-inf")
+        self._forgotten: list[str] = []
+
+    # What is written
+
+    def to_store(self, new: State, token: int) -> Sequence[tuple[Argument, ...]]:
+        """The services that changed and the head; everything in a new reign, or where it is not known what stands."""
+        mark = (new.meta.endpoint_revision, token), services_of(new)
+        self._writing = None
+        if mark == self._standing_for:
+            return ()
+        if self._standing_for is not None and self._standing_for[0][1] != token:
+            self._standing = None
+        endpoint_set = set_of(new, cluster=self._registry.cluster, lease_s=self._lease_s)
+        services = service_bytes(endpoint_set.services)
+        self._writing = services, mark
+        head = self._registry.new_head(
+            revision=endpoint_set.revision, reign=token, lease_s=self._lease_s, now_s=self._now_s()
+        )
+        return self._registry.commands(self._standing, services, head)
+
+    def stored(self, *, certain: bool) -> None:
+        """Takes note of what stands there."""
+        if not certain:
+            self._standing = self._standing_for = None
+        elif self._writing is not None:
+            self._standing, self._standing_for = self._writing
+        self._writing = None
+
+    # What is heard
+
+    async def look(self, newest_revision: int) -> None:
+        """Every word that is new. Raises ``StoreUnavailable``, also when the store has lost what was written to it."""
+        await self._forget()
+        try:
+            head, words = await self._registry.look()
+        except CorruptEntry as error:
+            self.stored(certain=False)
+            raise StoreUnavailable(f"it does not hold what was written to it: {error}") from error
+        if self._standing_for is not None:
+            standing = None if head is None else (head.revision, head.reign)
+            if standing != self._standing_for[0]:
+                self.stored(certain=False)
+                raise StoreUnavailable(f"it does not hold what was written to it: {standing} in place of the last set")
+        self._take(words, newest_revision)
+
+    def _take(self, words: Mapping[str, bytes], newest_revision: int) -> None:
+        now_s, moment = self._now_s(), self._monotonic()
+        everyone = moment - self._looked_at > self._lease_s / 2
+        self._looked_at = moment
+        if everyone:
+            self._stream.spare(now_s + self._grace_s)
+        lease_until_s = now_s + (self._grace_s if everyone else self._lease_s)
+        for name, word in words.items():
+            if everyone or word != self._words.get(name):
+                self._hear(name, word, lease_until_s=lease_until_s, now_s=now_s, newest_revision=newest_revision)
+        self._words = dict(words)
+
+    def _hear(self, name: str, word: bytes, *, lease_until_s: float, now_s: float, newest_revision: int) -> None:
+        sequence = 0
+        try:
+            said = decode(pb.AcknowledgeEndpointsRequest, word, place=f"the word of gateway {name}")
+            parsed = parse_gateway(said, lease_until_s=lease_until_s, newest_revision=newest_revision)
+            gateway, sequence = replace(parsed, gateway=name), said.sequence
+        except (CorruptEntry, RpcError) as error:
+            # It lives, and has confirmed nothing.
+            log.warning("a gateway's word cannot be read", gateway=name, error=str(error))
+            gateway = Gateway(gateway=name, lease_until_s=lease_until_s)
+        self._stream.hear(gateway, sequence=sequence, now_s=now_s)
+
+    async def _forget(self) -> None:
+        """Words of gateways that the core has forgotten, unless they have spoken meanwhile."""
+        while self._forgotten:
+            name = self._forgotten[-1]
+            if name in self._words:
+                await self._registry.forget(name, self._words[name])
+            self._forgotten.pop()
+
+    # What the stream's followers share
+
+    def show(self, old: State, new: State) -> None:
+        """Tells the stream's followers; the registry's have been told when it was stored."""
+        self._stream.show(old, new)
+        known = self._stream.heard()
+        self._forgotten += [name for name in sorted(old.gateways.keys() - new.gateways.keys()) if name not in known]
+
+    def heard(self) -> Mapping[str, Gateway]:
+        """Every gateway's last word, whichever way it came."""
+        return self._stream.heard()
+
+    def remember(self, gateways: Mapping[str, Gateway]) -> None:
+        """The gateways that were known before; the next look finds those that have a word in the store."""
+        self._stream.remember(gateways)
+        self._looked_at = float("-inf")
+
+    def open(self) -> None:
+        """The stream's followers are served from now on."""
+        self._stream.open()
+
+    def close(self) -> None:
+        """Ends every stream. The registry stays as it is: the last set is better than none."""
+        self._stream.close()
+        self.stored(certain=False)
