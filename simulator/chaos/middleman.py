@@ -1,5 +1,8 @@
 """Stands between a gateway and its actuator, passes everything on, and is late with acknowledgements when told to be.
 
+The gateway also follows the registry in the store, where it may learn of a set before it comes here. What is known here
+is complete only while no newer set stands there (`knows_all`).
+
 An acknowledgement that is late is still delivered after its sender has given it up, as a slow network would: what an
 actuator hears then is old. Endpoint sets are passed on at once. What the gateway has been told and has confirmed is
 kept here for whoever checks that it keeps its word.
@@ -15,6 +18,8 @@ import grpc
 
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
+from trimtab.store.errors import CorruptEntry, StoreUnavailable
+from trimtab.store.registry import EndpointRegistry
 
 _CALL_S = 2.0
 _SERVICE = "trimtab.actuator.v1.ActuatorService"
@@ -24,10 +29,14 @@ _Context = grpc.aio.ServicerContext[object, object]
 class Middleman:
     """Serves the two methods that gateways call, and no others."""
 
-    def __init__(self, upstream: actuator_pb2_grpc.ActuatorServiceAsyncStub) -> None:
+    def __init__(
+        self, upstream: actuator_pb2_grpc.ActuatorServiceAsyncStub, registry: EndpointRegistry | None = None
+    ) -> None:
         self._upstream = upstream
+        self._registry = registry
         self._late: set[asyncio.Task[pb.AcknowledgeEndpointsResponse]] = set()
         self.delay_s = 0.0
+        self.newest_revision = 0
         self.acknowledged_revision = 0
         self.delivered = 0
         """Acknowledgements that the actuator has answered."""
@@ -38,12 +47,24 @@ class Middleman:
         self, request: pb.WatchEndpointsRequest, context: _Context
     ) -> AsyncIterator[pb.WatchEndpointsResponse]:
         """Every set, as it comes."""
+        # The first one may be several sets after the last: who was hidden all the time is not known.
+        self.hidden_since = {}
         try:
             async for message in self._upstream.WatchEndpoints(request):
                 self._note(message)
                 yield message
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "")
+
+    async def knows_all(self) -> bool:
+        """Whether the gateway can have learnt of no newer set than has come through here by now."""
+        if self._registry is None:
+            return True
+        try:
+            head, _ = await self._registry.look()
+        except (StoreUnavailable, CorruptEntry):
+            return False
+        return head is not None and head.revision <= self.newest_revision
 
     def _note(self, message: pb.WatchEndpointsResponse) -> None:
         hidden = {
@@ -52,6 +73,7 @@ class Middleman:
             for endpoint in service.endpoints
             if endpoint.state != pb.ENDPOINT_STATE_ROUTABLE
         }
+        self.newest_revision = message.revision
         self.hidden_since = {name: self.hidden_since.get(name, message.revision) for name in sorted(hidden)}
 
     async def acknowledge_endpoints(

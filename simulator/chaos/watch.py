@@ -139,8 +139,8 @@ class Watch:
             if now_s - hidden.since_s < ON_THE_WIRE_S:
                 continue
             received = int((await self._access.fleet(f"/replicas/{name}/stats"))["requests_received"])
-            if self._middleman.hidden_since.get(name) != hidden.revision:
-                continue  # shown again meanwhile, which the gateway hears later than the middleman
+            if not await self._middleman.knows_all() or self._middleman.hidden_since.get(name) != hidden.revision:
+                continue  # it may have been shown again meanwhile
             if hidden.received is not None and received > hidden.received:
                 text = f"{name} received {received - hidden.received} requests after revision {hidden.revision}"
                 self.breaches.note(self.breaches.hidden, [text])

@@ -81,9 +81,9 @@ def test_listen_addresses_health_checks_and_published_ports_agree(name: str) -> 
     assert _ports(name) == {grpc_port, metrics_port}
 
 
-def test_only_the_services_reach_the_store() -> None:
+def test_only_the_services_and_the_gateway_reach_the_store() -> None:
     on_store = {name for name, service in SERVICES.items() if "store" in service["networks"]}
-    assert on_store == {"redis", *GRPC_SERVICES}
+    assert on_store == {"redis", "gateway", *GRPC_SERVICES}
     assert SERVICES["redis"]["networks"] == ["store"]
     assert COMPOSE["networks"]["store"]["internal"] is True
     assert "ports" not in SERVICES["redis"]

@@ -20,6 +20,7 @@ from simulator.chaos.load import SERVICES
 from simulator.chaos.middleman import Middleman, serve_middleman
 from simulator.chaos.report import ChaosReport
 from simulator.chaos.run import ChaosOptions, run_chaos
+from simulator.chaos.slowline import SlowLine
 from simulator.replay.report import ReplayProgress
 from simulator.scenarios import scenario_folder
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
@@ -27,13 +28,15 @@ from trimtab.cli.addresses import LocalAddresses
 from trimtab.cli.connect import CommandError, endpoints_of
 from trimtab.cli.demo_resources import expected_replicas
 from trimtab.cli.fresh import fresh_folder
-from trimtab.cli.local import LocalStack, wait_until
+from trimtab.cli.local import CLUSTER, LocalStack, wait_until
 from trimtab.cli.output import console
 from trimtab.cli.resources import apply_resources, read_resources
 from trimtab.cli.signals import stop_on_signals
 from trimtab.cli.up import DEFAULT_STATE_FOLDER, PortBaseOption, RunningStack, Stopped, apply_when_up, running
 from trimtab.config.resources import Resource, ServicePolicy
 from trimtab.rpc.clients import channel
+from trimtab.store.client import Store
+from trimtab.store.registry import EndpointRegistry
 
 BRING_UP_SCALE = 0.02
 BRING_UP_TIMEOUT_S = 120.0
@@ -83,8 +86,11 @@ def chaos_command(
 async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path) -> ChaosReport:
     stop = stop_on_signals()
     actuator = channel(addresses.address("actuator"))
-    middleman = Middleman(actuator_pb2_grpc.ActuatorServiceStub(actuator))
+    store = Store(addresses.store_url)
+    middleman = Middleman(actuator_pb2_grpc.ActuatorServiceStub(actuator), EndpointRegistry(store, CLUSTER))
     server, gateway_actuator = await serve_middleman(middleman)
+    line = SlowLine("127.0.0.1", addresses.port("store"), delay_s=lambda: middleman.delay_s)
+    await line.start()
     stack = LocalStack(
         addresses=addresses,
         state_folder=folder,
@@ -92,6 +98,7 @@ async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path)
         bring_up_scale=BRING_UP_SCALE,
         stream_interval=STREAM_INTERVAL,
         gateway_actuator=gateway_actuator,
+        gateway_store=f"redis://{line.address}/0",
     )
     resources = read_resources([scenario_folder("chaos") / "resources"])
     console.print(f"starting; logs in {stack.log_folder}", highlight=False)
@@ -111,6 +118,8 @@ async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path)
             )
     finally:
         await middleman.close()
+        await line.close()
+        await store.close()
         await server.stop(0.5)
         await actuator.close()
     if stop.is_set():

@@ -41,8 +41,9 @@ class LocalStack:
     bring_up_scale: float = 1.0
     stream_interval: int = 1
     log_level: str = "info"
-    # host:port by which the gateway reaches the actuator, where something stands between the two.
+    # By what the gateway reaches the actuator (host:port) and the store (URL), where something stands between.
     gateway_actuator: str | None = None
+    gateway_store: str | None = None
 
     @property
     def log_folder(self) -> Path:
@@ -95,6 +96,8 @@ class LocalStack:
                     listen=self.addresses.address("gateway"),
                     metrics_listen=self.addresses.address("gateway-metrics"),
                     actuators=actuators if self.gateway_actuator is None else f"{CLUSTER}={self.gateway_actuator}",
+                    registry=CLUSTER,
+                    store_url=self.gateway_store or self.addresses.store_url,
                     collector=self.addresses.address("collector"),
                     name="gateway-0",
                 ),
