@@ -1,15 +1,18 @@
 """The one writer of the state: what a caller that goes, or a store that does not answer, leaves behind."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from actuator_rig import LIMITS
+from actuator_rig import LIMITS, spec
 from prometheus_client import CollectorRegistry
 
-from actuator.core.model import State
+from actuator.core.model import Goal, Operation, OperationKind, OperationState, State, Step, StepKind
 from actuator.core.world import World
 from actuator.shell.controller import Controller, ControllerParts
 from actuator.shell.metrics import ActuatorMetrics
@@ -50,6 +53,12 @@ class SlowRecords:
 
 @pytest.fixture
 async def running() -> Any:
+    async with controlled(interval_s=0.01, now_s=lambda: 100.0) as found:
+        yield found
+
+
+@asynccontextmanager
+async def controlled(*, interval_s: float, now_s: Callable[[], float]) -> AsyncIterator[Any]:
     records, stopping = SlowRecords(), asyncio.Event()
     world = World(listed={})
     parts: Any = ControllerParts(
@@ -60,9 +69,9 @@ async def running() -> Any:
         routing=StreamRouting(cluster="local", lease_s=3.0),
         metrics=ActuatorMetrics(CollectorRegistry()),
         limits=LIMITS,
-        now_s=lambda: 100.0,
+        now_s=now_s,
     )
-    controller = Controller(parts, interval_s=0.01)
+    controller = Controller(parts, interval_s=interval_s)
     task = asyncio.create_task(controller.run(stopping))
     await eventually(lambda: controller.serving)
     yield controller, records
@@ -106,3 +115,34 @@ async def test_a_write_that_was_not_answered_is_read_again_before_the_next(runni
     assert max(records.counters) == 1, "it was written all the same"
     await eventually(lambda: records.loads > loads and records.kept.meta == controller.state.meta)
     assert await controller.change(counted) == 1
+
+
+async def test_a_step_whose_time_has_come_does_not_wait_for_the_next_beat() -> None:
+    async with controlled(interval_s=30.0, now_s=time.monotonic) as (controller, _records):
+        not_before_s = time.monotonic() + 0.3
+        step = Step(
+            kind=StepKind.CREATE,
+            goal=Goal.AWAKE,
+            replica="a-0",
+            service="a",
+            spec=spec("a-0", 0),
+            state=OperationState.RUNNING,
+            not_before_s=not_before_s,
+        )
+
+        def waiting(state: State, _world: World, now_s: float) -> tuple[State, None]:
+            operation = Operation(
+                operation_id="o-1",
+                kind=OperationKind.CREATE,
+                subject="a",
+                create_s=now_s,
+                update_s=now_s,
+                deadline_s=now_s + 60.0,
+                steps=(step,),
+            )
+            return replace(state, operations={"o-1": operation}), None
+
+        await controller.change(waiting)
+        assert "a-0" not in controller.state.replicas
+        await eventually(lambda: "a-0" in controller.state.replicas)
+        assert not_before_s <= time.monotonic() < not_before_s + 5.0

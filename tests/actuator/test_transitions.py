@@ -13,6 +13,7 @@ from actuator.core.fencing import Refused
 from actuator.core.ledger import awake_gpus
 from actuator.core.model import Floor, OperationKind, OperationState, State
 from actuator.core.steps import drained
+from actuator.core.tick import due_s
 from trimtab.words import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
@@ -113,6 +114,20 @@ def test_at_the_drain_deadline_gateways_are_told_to_reissue() -> None:
     assert rig.until_settled()
     assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
     assert rig.broken == []
+
+
+def test_the_next_moment_is_the_end_of_a_drain_and_then_none() -> None:
+    rig = up(awake=("a-0", "b-1"))
+    assert due_s(rig.memory, rig.now_s) is None
+    assert rig.send("a", 120.0)
+    rig.apply(2, OVERLAY, ["b-0", "b-1"])
+    rig.run(0.5)
+    operation = next(item for item in rig.memory.operations.values() if not item.finished)
+    deadline_s = next(step.drain_deadline_s for step in operation.steps if step.replica == "a-0")
+    assert due_s(rig.memory, rig.now_s) == deadline_s > rig.now_s
+    assert due_s(rig.memory, deadline_s) is None, "it has come"
+    assert rig.until_settled()
+    assert due_s(rig.memory, rig.now_s) is None
 
 
 def test_nothing_sleeps_before_every_leased_gateway_has_acknowledged() -> None:

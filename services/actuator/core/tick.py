@@ -43,6 +43,16 @@ def tick(state: State, world: World, outcomes: Iterable[Outcome], *, now_s: floa
     return Tick(state=d.commit(), actions=tuple(d.actions), notes=tuple(d.notes))
 
 
+def due_s(state: State, now_s: float) -> float | None:
+    """The next moment at which a step goes on by time alone: the end of its drain, or of a pause before it tries again.
+
+    None when no such moment lies ahead.
+    """
+    steps = (step for operation in state.operations.values() if not operation.finished for step in operation.steps)
+    moments_s = (at_s for step in steps if not step.finished for at_s in (step.drain_deadline_s, step.not_before_s))
+    return min((at_s for at_s in moments_s if at_s > now_s), default=None)
+
+
 def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> Tick:
     """Without the store: no action, nothing is taken away, what a release hid and did not put to sleep comes back.
 

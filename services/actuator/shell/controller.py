@@ -17,7 +17,7 @@ import structlog
 
 from actuator.core.endpoints import leased
 from actuator.core.model import ActionKind, Limits, State
-from actuator.core.tick import Tick, fail_static, resume, tick
+from actuator.core.tick import Tick, due_s, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
 from actuator.shell.executor import Executor
 from actuator.shell.metrics import ActuatorMetrics
@@ -168,7 +168,7 @@ class Controller:
             log.info("lease not released, it runs out by itself", error=str(error))
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Steps at every beat and kick."""
+        """Steps at every beat and kick, and when a step's time has come."""
         while not stopping.is_set():
             self._news.clear()
             look_again, self._look_again = self._look_again, False
@@ -177,10 +177,15 @@ class Controller:
             if look_again:
                 self._parts.observer.look_soon()
             try:
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(self._pause_s()):
                     await self._news.wait()
             except TimeoutError:
                 continue
+
+    def _pause_s(self) -> float:
+        now_s = self._parts.now_s()
+        at_s = due_s(self._state, now_s)
+        return self._interval_s if at_s is None else min(self._interval_s, at_s - now_s)
 
     async def _step(self) -> None:
         token = self._parts.lease.token
