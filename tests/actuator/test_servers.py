@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from actuator_rig import LIMITS, spec
@@ -295,6 +296,56 @@ class SlowList:
 
     async def gpu_memory(self) -> dict[Gpu, tuple[float, float]]:
         return {}
+
+
+@pytest.fixture
+async def looking(serve: Callable, client: VllmClient, eventually: Callable) -> AsyncIterator[SimpleNamespace]:
+    """An observer with slow beats that has looked at one server; whose /health, and whose backend, can be held up."""
+    server, may_answer, asked = OldVllm(), asyncio.Event(), asyncio.Event()
+    may_answer.set()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        await may_answer.wait()
+        return await server.handle(request)
+
+    address = await serve(handle)
+    backend = SlowList({"a-0": Listed(spec=spec("a-0", 0), address=address, run_state=RunState.RUNNING)})
+    backend.may_answer.set()
+    loop = asyncio.get_running_loop()
+    observer = Observer(backend, client, now_s=loop.time, interval_s=60.0, urgent_interval_s=30.0)
+    observer.listen(urgent=lambda: frozenset({"a-0"}), on_news=lambda: None)
+    stopping = asyncio.Event()
+    task = asyncio.create_task(observer.run(stopping))
+    assert await eventually(lambda: observer.complete)
+    asked.clear()
+    yield SimpleNamespace(observer=observer, backend=backend, asked=asked, may_answer=may_answer, now_s=loop.time)
+    stopping.set()
+    backend.may_answer.set()
+    may_answer.set()
+    await task
+
+
+async def test_a_look_that_is_wanted_while_another_is_under_way_follows_it_at_once(
+    looking: SimpleNamespace, eventually: Callable
+) -> None:
+    looking.may_answer.clear()
+    looking.observer.look_soon()
+    await looking.asked.wait()
+    wanted_s = looking.now_s()
+    looking.observer.look_soon()
+    await asyncio.sleep(0.05)
+    looking.may_answer.set()
+    assert await eventually(lambda: looking.observer.sight("a-0").as_of_s > wanted_s)
+
+
+async def test_a_look_that_is_wanted_soon_does_not_wait_for_a_slow_backend(
+    looking: SimpleNamespace, eventually: Callable
+) -> None:
+    looking.backend.may_answer.clear()
+    wanted_s = looking.now_s()
+    looking.observer.look_soon()
+    assert await eventually(lambda: looking.observer.sight("a-0").as_of_s > wanted_s)
 
 
 async def test_a_list_from_before_a_deletion_does_not_bring_the_replica_back(

@@ -43,6 +43,7 @@ class Observer:
         self._sights: dict[str, Sight] = {}
         self._asked_s: dict[str, float] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
         self._backend_error = ""
         self._soon = asyncio.Event()
         # When each deleted replica was deleted; kept until a list that was asked for later has come.
@@ -98,11 +99,14 @@ class Observer:
                 urgent = self._urgent()
                 at_once = self._soon.is_set()
                 self._soon.clear()
+                if at_once:
+                    # Not after the backend, which may be slow: what a release waits for is its server's word.
+                    self._ask_servers(urgent, at_once=True)
                 if now_s >= backend_due_s or at_once:
                     await self._ask_backend()
                     interval_s = self._urgent_interval_s if urgent else self._interval_s
                     backend_due_s = now_s + interval_s * 0.95
-                self._ask_servers(urgent, at_once=at_once)
+                self._ask_servers(urgent, at_once=False)
                 soon = asyncio.ensure_future(self._soon.wait())
                 await asyncio.wait({stop, soon}, timeout=self._urgent_interval_s, return_when=asyncio.FIRST_COMPLETED)
                 soon.cancel()
@@ -144,9 +148,14 @@ class Observer:
         for name, listed in sorted((self._listed or {}).items()):
             interval_s = self._urgent_interval_s if name in urgent else self._interval_s
             due = now_s - self._asked_s.get(name, 0.0) >= interval_s * 0.95 or (at_once and name in urgent)
-            if due and listed.address and name not in self._probes:
-                self._asked_s[name] = now_s
-                self._probes[name] = asyncio.create_task(self._probe(name, listed.address))
+            if not due or not listed.address:
+                continue
+            if name in self._probes:
+                # What is being asked was asked before this moment.
+                self._again.update({name} if at_once else ())
+                continue
+            self._asked_s[name] = now_s
+            self._probes[name] = asyncio.create_task(self._probe(name, listed.address))
 
     async def _probe(self, name: str, address: str) -> None:
         try:
@@ -159,6 +168,9 @@ class Observer:
                 self._on_news()
         finally:
             self._probes.pop(name, None)
+            if name in self._again:
+                self._again.discard(name)
+                self.look_soon()
 
 
 async def look(client: VllmClient, address: str, *, now_s: float, misses: int) -> Sight:
