@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from simulator.baselines.aibrix import Kpa
 from simulator.baselines.dynamo_load import DynamoLoad
@@ -22,6 +23,7 @@ from simulator.evaluation.bars import Bar, at_least, at_most
 from simulator.evaluation.study import Evaluation
 from simulator.evaluation.suite import Options, Suite, SuiteError, Tuning
 from simulator.evaluation.summaries import Case, RunSummary
+from simulator.evaluation.tuning import TunedPolicy, read_tuned
 from simulator.offline.ratio_sweep import SERVICE_A
 from simulator.suites import diurnal_setup as day
 from simulator.traces.diurnal import HOURS
@@ -35,20 +37,36 @@ Tick = Callable[[FleetView], Desired]
 PREFILL, DECODE = RoleKey(day.NAME, Role.PREFILL), RoleKey(day.NAME, Role.DECODE)
 DOWN_WINDOW_S = 60.0
 """How long baselines look back before they scale in, as Trimtab does: their defaults of minutes are for real days."""
+START_UP_S = 60.0
+"""About the time that a replica takes to start."""
 MIN_DURATION_S = 300.0
+TUNED_FILE = Path(__file__).parent / "diurnal_tuned.yaml"
+FINALISTS = 2
 SAVED_AGAINST_PEAK = 0.2
 ATTAINED = 0.95
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One of those compared. `setting` are its thresholds, `space` what they are tuned in, empty for none."""
+    """One of those compared. `start` are its thresholds before tuning, `space` what they are tuned in."""
 
     about: str
     make: Callable[[Setting, Sequence[TraceRequest]], ScaledController]
     first_units: Callable[[], int]
-    setting: Setting = dataclasses.field(default_factory=dict)
+    start: Setting = dataclasses.field(default_factory=dict)
     space: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+
+
+@functools.cache
+def tuned_settings() -> Mapping[str, TunedPolicy]:
+    """What `trimtab evaluate diurnal --tune POLICY --write` has found, by contender."""
+    return read_tuned(TUNED_FILE)
+
+
+def setting_of(policy: str) -> Setting:
+    """A contender's thresholds: as tuned where it was."""
+    contender, found = CONTENDERS[policy], tuned_settings().get(policy)
+    return contender.start if found is None or not contender.space else found.setting
 
 
 def by_role(ticks: Mapping[RoleKey, Tick]) -> Tick:
@@ -126,6 +144,20 @@ def _dynamo_sla(setting: Setting) -> Tick:
     return started(EachRole(planner))
 
 
+def _periodic(setting: Setting) -> Tick:
+    """A timetable: units for the highest rate that the day's curve has from now until `ahead_s` later."""
+    first_s: list[float] = []
+
+    def tick(view: FleetView) -> Desired:
+        first_s.extend([] if first_s else [view.now_s])
+        at_s = view.now_s - first_s[0]
+        highest_rps = max(day.rate_rps(at_s), day.rate_rps(at_s + setting["ahead_s"]))
+        units = day.units_for(highest_rps * day.TARGET_LOAD / setting["load"])
+        return {RoleKey(day.NAME, role): count for role, count in _counts(units)}
+
+    return tick
+
+
 def _oracle(setting: Setting, trace: Sequence[TraceRequest]) -> ScaledController:
     """Knows how many tokens come within its horizon, which is as long as a replica takes to start, and a little."""
     unit_rps = day.pressure_test().unit_rps
@@ -169,62 +201,69 @@ CONTENDERS: Mapping[str, Contender] = {
         about="an HPA for each role on GPU utilisation",
         make=_baseline(_hpa_gpu),
         first_units=_at_midnight,
-        setting={"target": 0.7},
+        start={"target": 0.7},
         space={"target": (0.5, 0.6, 0.7, 0.8, 0.9)},
     ),
     "hpa-custom": Contender(
         about="an HPA for each role: prefill on GPU utilisation, decode on running requests, targets measured",
         make=_baseline(_hpa_custom),
         first_units=_at_midnight,
-        setting={"load": day.TARGET_LOAD},
+        start={"load": day.TARGET_LOAD},
         space={"load": _LOADS},
     ),
     "kpa": Contender(
         about="Knative's autoscaler for each role on requests in flight, targets measured",
         make=_baseline(_kpa),
         first_units=_at_midnight,
-        setting={"load": day.TARGET_LOAD, "down_cooldown_s": DOWN_WINDOW_S},
-        space={"load": _LOADS, "down_cooldown_s": (0.0, 60.0, 180.0)},
+        start={"load": day.TARGET_LOAD, "down_cooldown_s": DOWN_WINDOW_S},
+        space={"load": _LOADS, "down_cooldown_s": (0.0, 60.0)},
     ),
     "dynamo-load": Contender(
         about="Dynamo's load planner: prefill by its queue, decode by its KV cache",
         make=_baseline(_dynamo),
         first_units=_at_midnight,
-        setting={"kv_up": 0.6, "kv_down": 0.3, "queue_up": 0.5, "queue_down": 0.1, "period_s": 30.0},
+        start={"kv_up": 0.6, "kv_down": 0.3, "queue_up": 0.5, "queue_down": 0.1, "period_s": 30.0},
         space={
-            "kv_up": (0.4, 0.6, 0.9),
-            "kv_down": (0.1, 0.3, 0.5),
-            "queue_up": (0.2, 0.5, 2.0, 5.0),
-            "queue_down": (0.05, 0.1, 0.2),
-            "period_s": (10.0, 30.0, 180.0),
+            "kv_up": (0.3, 0.4, 0.6),
+            "kv_down": (0.1, 0.2, 0.3),
+            "queue_up": (0.1, 0.2, 0.5),
+            "queue_down": (0.02, 0.05, 0.1),
+            "period_s": (10.0, 30.0),
         },
     ),
     "dynamo-sla": Contender(
         about="Dynamo's SLA planner: forecast load over what the engine model profiles of a replica",
         make=_baseline(_dynamo_sla),
         first_units=_at_midnight,
-        setting={"kalman": 1.0, "period_s": 30.0},
-        space={"kalman": (0.0, 1.0), "period_s": (10.0, 30.0, 60.0, 180.0)},
+        start={"kalman": 1.0, "period_s": 30.0},
+        space={"kalman": (0.0, 1.0), "period_s": (10.0, 30.0, 60.0)},
+    ),
+    "periodic": Contender(
+        about="a timetable for both roles that knows the day's curve, and no more of the day than that",
+        make=_baseline(_periodic),
+        first_units=_at_midnight,
+        start={"load": day.TARGET_LOAD, "ahead_s": START_UP_S},
+        space={"load": _LOADS, "ahead_s": (START_UP_S,)},
     ),
     "oracle": Contender(
         about="knows the tokens of the next two minutes, each role by itself",
         make=_oracle,
         first_units=_at_midnight,
-        setting={"horizon_s": 120.0, "window_s": 30.0, "load": day.TARGET_LOAD},
-        space={"horizon_s": (120.0,), "window_s": (10.0, 30.0, 60.0), "load": _LOADS},
+        start={"horizon_s": 120.0, "window_s": 30.0, "load": day.TARGET_LOAD},
+        space={"horizon_s": (120.0,), "window_s": (10.0, 30.0), "load": _LOADS},
     ),
     "trimtab-plain": Contender(
         about="Trimtab: decode TPS for both roles at their ratio",
         make=_trimtab(brake=False),
         first_units=_at_midnight,
-        setting={"load": day.TARGET_LOAD},
+        start={"load": day.TARGET_LOAD},
         space={"load": _LOADS},
     ),
     "trimtab": Contender(
         about="the same with the latency brake",
         make=_trimtab(brake=True),
         first_units=_at_midnight,
-        setting={"load": day.TARGET_LOAD},
+        start={"load": day.TARGET_LOAD},
         space={"load": _LOADS},
     ),
 }
@@ -246,8 +285,8 @@ def run_setting(duration_s: float, setting: Setting, case: Case) -> RunResult:
 
 
 def run_case(duration_s: float, case: Case) -> RunResult:
-    """A contender as it is."""
-    return run_setting(duration_s, CONTENDERS[case.policy].setting, case)
+    """A contender with the setting that it has."""
+    return run_setting(duration_s, setting_of(case.policy), case)
 
 
 def cost(runs: Sequence[RunSummary]) -> float:
@@ -297,17 +336,19 @@ def suite(options: Options) -> Suite:
         tunings={
             name: Tuning(
                 space=contender.space,
-                start=contender.setting,
+                start=contender.start,
                 traces=("day",),
                 seeds=day.TRAINING_SEEDS,
                 run=functools.partial(run_setting, duration_s),
                 cost=cost,
                 cost_name=f"GPU-hours, dearer where less than {ATTAINED:.0%} is in time",
-                max_trials=30,
+                max_trials=16,
+                finalists=FINALISTS,
             )
             for name, contender in CONTENDERS.items()
             if contender.space
         },
+        tuned_file=TUNED_FILE,
     )
 
 
@@ -321,5 +362,5 @@ def _inputs(duration_s: float) -> dict[str, object]:
         "target_load": day.TARGET_LOAD,
         "peak_units": day.PEAK_UNITS,
         "training_seeds": day.TRAINING_SEEDS,
-        "settings": {name: dict(contender.setting) for name, contender in CONTENDERS.items()},
+        "settings": {name: dict(setting_of(name)) for name in CONTENDERS},
     }

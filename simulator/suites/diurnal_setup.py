@@ -53,9 +53,10 @@ TARGET_LOAD = 0.7
 ALPHA, BETA = 1.5, 1.2
 """The brake's thresholds over the limits, as the seed has them."""
 CLIENTS = 200
-TRAINING_SEEDS = (101,)
+TRAINING_SEEDS = (101, 102)
 HELD_OUT_SEEDS = (1, 2, 3)
 _PRESSURE_S = 120.0
+_CURVE = day_curve(DAY_S)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,12 +136,18 @@ def peak_rps() -> float:
     return PEAK_UNITS * TARGET_LOAD * pressure_test().unit_rps
 
 
+def rate_rps(at_s: float) -> float:
+    """The rate that the day's curve has at a time of the run's day; a seed's own clients do not follow it exactly."""
+    return peak_rps() / PEAK * _CURVE.at(at_s * COMPRESS)
+
+
 def units_for(rate_rps: float) -> int:
     """Units that carry a rate at `TARGET_LOAD`."""
     return max(1, min(MOST_UNITS, math.ceil(rate_rps / TARGET_LOAD / pressure_test().unit_rps - 1e-9)))
 
 
-def requests_of_day(seed: int, duration_s: float) -> list[TraceRequest]:
+@functools.lru_cache(maxsize=len(HELD_OUT_SEEDS))
+def requests_of_day(seed: int, duration_s: float) -> tuple[TraceRequest, ...]:
     """A workday of many bursty clients, of which `duration_s` of the run's time are taken from midnight on.
 
     Lengths are those of the pressure test, so that what it found of a unit holds.
@@ -155,10 +162,10 @@ def requests_of_day(seed: int, duration_s: float) -> list[TraceRequest]:
     source = generator(seed, "diurnal", "lengths")
     prompts = _lengths(SERVICE_A.prompt_tokens, SERVICE_A.prompt_cv).sample(source, len(arriving)).tolist()
     outputs = _lengths(SERVICE_A.output_tokens, SERVICE_A.output_cv).sample(source, len(arriving)).tolist()
-    return [
+    return tuple(
         dataclasses.replace(one, prompt_tokens=prompt, output_tokens=output)
         for one, prompt, output in zip(arriving, prompts, outputs, strict=True)
-    ]
+    )
 
 
 def _lengths(mean_tokens: float, cv: float) -> Lengths:

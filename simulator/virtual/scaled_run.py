@@ -84,6 +84,7 @@ class ScaledRun:
         self.roles: tuple[Role, ...] = tuple(spec.role for spec in setup.policy.spec.roles)
         self.timeline: list[TimelinePoint] = []
         self.energy_kwh: float | None = None
+        self.busy_gpu_hours = 0.0
         self.changes = 0
         self._wanted: dict[Role, int] = dict(setup.first)
         self._decided_s = 0.0
@@ -103,11 +104,12 @@ class ScaledRun:
                 raise RuntimeError(f"{self.service}: {self._wanted} did not come up within {BRING_UP_S:g} s")
             clock.run_before(clock.now_s + self.setup.scrape_s)
         clock.run_before(clock.now_s + 2 * self.setup.window_s)
-        before_kwh = self.servers.held_energy_kwh()
+        before_kwh, before_busy = self.servers.held_energy_kwh(), self.servers.busy_gpu_hours()
         self.serving.serve(requests, start_s=clock.now_s, duration_s=duration_s)
         after_kwh = self.servers.held_energy_kwh()
         if before_kwh is not None and after_kwh is not None:
             self.energy_kwh = after_kwh - before_kwh
+        self.busy_gpu_hours = self.servers.busy_gpu_hours() - before_busy
         self.serving.let_end(grace_s)
 
     def result(self, *, policy: str, trace: str, seed: int, duration_s: float) -> RunResult:
@@ -124,6 +126,7 @@ class ScaledRun:
             energy_kwh=self.energy_kwh,
             transitions=self.changes,
             counts={
+                "GPU utilisation": self.busy_gpu_hours / self.serving.gpu_hours if self.serving.gpu_hours else 0.0,
                 "reissued": float(columns.reissued.sum()),
                 "lost with a replica": float(self.actuator.lost_requests),
                 "cycles denied": float(self.prescheduler.denied),

@@ -165,6 +165,14 @@ class VirtualServers:
         """GPU time of servers that were not asleep, up to now."""
         return sum(self._gpu_s(server) for server in self.by_index) / 3600
 
+    def busy_gpu_hours(self) -> float:
+        """GPU time in which some kernel ran, what `nvidia-smi` calls utilisation, up to now."""
+        busy_s = 0.0
+        for server in self.by_index:
+            engine = self.clock.at(server.index, self.clock.now_s)
+            busy_s += engine.observe(self.clock.now_s).busy_s * len(server.gpus)
+        return busy_s / 3600
+
     def energy_kwh(self, duration_s: float) -> float | None:
         """Idle power of every GPU for `duration_s`, and the rest of its power for the time its arithmetic took.
 

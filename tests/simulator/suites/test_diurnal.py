@@ -5,12 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
+from policy_engine.core.signals import FrontDoor
 from simulator.baselines.interface import FleetView, RoleView
 from simulator.evaluation.catalogue import find_suite
 from simulator.evaluation.suite import Options, SuiteError
 from simulator.evaluation.summaries import Case
+from simulator.evaluation.tuning import read_tuned
 from simulator.suites import diurnal_setup as day
-from simulator.suites.diurnal import CONTENDERS, DECODE, PREFILL, by_role, run_case
+from simulator.suites.diurnal import CONTENDERS, DECODE, PREFILL, TUNED_FILE, by_role, run_case
+from simulator.virtual.control import ServiceTraffic
+from simulator.virtual.scaled_control import ScaledLook
 from trimtab.words import Role
 
 
@@ -38,7 +42,9 @@ def test_a_unit_at_its_target_load_shows_what_the_targets_are() -> None:
     assert target.target_per_replica == pytest.approx(found.decode_tps)
 
 
-@pytest.mark.parametrize("name", ["static-mean", "hpa-custom", "kpa", "dynamo-load", "dynamo-sla", "oracle", "trimtab"])
+@pytest.mark.parametrize(
+    "name", ["static-mean", "hpa-custom", "kpa", "dynamo-load", "dynamo-sla", "periodic", "oracle", "trimtab"]
+)
 def test_every_contender_answers_every_request_within_its_bounds(name: str) -> None:
     result = run_case(300.0, Case(name, "day", 1))
     assert (result.policy, len(result.requests)) == (name, len(day.requests_of_day(1, 300.0)))
@@ -67,6 +73,31 @@ def test_what_dynamo_profiles_is_what_a_replica_does() -> None:
     assert all(list(row) == sorted(row) for row in decode.itl_s)
 
 
+def test_a_timetable_asks_for_what_the_curve_needs_by_the_time_that_a_replica_has_started() -> None:
+    """Both roles at their ratio, from the valley at four to the peak at four in the afternoon."""
+    contender = CONTENDERS["periodic"]
+    controller = contender.make(contender.start, ())
+    wanted = {}
+    for hour in (0.0, 4.0, 8.0, 16.0, 23.0):
+        at_s = hour * 3600 / day.COMPRESS
+        look = ScaledLook(
+            now_s=1000.0 + at_s,
+            views={},
+            front=FrontDoor(),
+            names={Role.PREFILL: (), Role.DECODE: ()},
+            routable=frozenset(),
+            samples={},
+            traffic=ServiceTraffic(interval_s=2.0, arrivals=0, prompt_tokens=0, output_tokens=0, held=0),
+        )
+        counts = controller.tick(look)
+        assert counts[Role.PREFILL] == day.UNIT.prefill * counts[Role.DECODE]
+        wanted[hour] = counts[Role.DECODE]
+        highest_rps = max(day.rate_rps(at_s), day.rate_rps(at_s + contender.start["ahead_s"]))
+        assert wanted[hour] == day.units_for(highest_rps)
+    assert (wanted[4.0], wanted[16.0]) == (1, day.PEAK_UNITS)
+    assert wanted[4.0] < wanted[0.0] < wanted[8.0] < wanted[16.0] > wanted[23.0]
+
+
 def test_each_role_has_a_scaler_of_its_own() -> None:
     tick = by_role({PREFILL: lambda view: {view.roles[0].key: 3}, DECODE: lambda view: {view.roles[0].key: 5}})
     view = FleetView(now_s=0.0, roles=tuple(RoleView(key=key, replicas=(), desired=1) for key in (PREFILL, DECODE)))
@@ -77,6 +108,11 @@ def test_the_suite_takes_a_part_of_the_day_and_no_less_than_five_minutes() -> No
     suite = find_suite("diurnal", Options(duration_s=600.0))
     assert set(suite.tunings) == {name for name, contender in CONTENDERS.items() if contender.space}
     assert all(set(one.space) == set(one.start) for one in suite.tunings.values())
+    assert all(len(one.seeds) > 1 and one.in_two_stages for one in suite.tunings.values())
+    tuned = read_tuned(TUNED_FILE)
+    assert suite.inputs["settings"] == {
+        name: dict(tuned[name].setting if name in tuned else contender.start) for name, contender in CONTENDERS.items()
+    }
     assert all(dataclasses.asdict(slo) == {"ttft_s": 1.0, "tpot_s": 0.04} for slo in suite.slos.values())
     with pytest.raises(SuiteError, match="--duration must be 300 to 7200 s, not 60"):
         find_suite("diurnal", Options(duration_s=60.0))

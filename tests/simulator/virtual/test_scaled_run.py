@@ -75,6 +75,7 @@ def test_a_gpu_idles_from_the_start_of_its_server_on_and_not_once_it_is_given_ba
         hours = held_gpus * start_up_s / 2 / 3600
         assert result.gpu_hours == pytest.approx(hours, rel=0.05)
         assert result.energy_kwh == pytest.approx(result.gpu_hours * GPU_POWER["H100"].idle_w / 1000)
+        assert result.counts["GPU utilisation"] == 0.0
 
 
 def test_arithmetic_costs_what_its_tokens_take_whoever_has_left(base: tuple[ScaledRun, RunResult]) -> None:
@@ -86,6 +87,7 @@ def test_arithmetic_costs_what_its_tokens_take_whoever_has_left(base: tuple[Scal
     expected_kwh = tokens * token_s * (power.peak_w - power.idle_w) / 3.6e6
     assert result.energy_kwh is not None
     assert len(run.servers.by_index) > len(run.servers.by_name)
+    assert 0.2 < result.counts["GPU utilisation"] < 0.95
     assert result.energy_kwh - result.gpu_hours * power.idle_w / 1000 == pytest.approx(expected_kwh, rel=0.01)
 
 
