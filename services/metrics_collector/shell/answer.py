@@ -17,6 +17,9 @@ class RefusedError(Exception):
     """The target gave something that is refused unread: too large, cut, or not a metrics page by its type."""
 
 
+Failure = DownError | RefusedError
+
+
 def page_body(body: bytes, *, content_type: bytes | None, encoding: bytes | None, max_bytes: int) -> bytes:
     """The page as text, unpacked. Raises ``RefusedError``."""
     if content_type is not None and not content_type.startswith(_TEXT_TYPES):

@@ -22,8 +22,8 @@ from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
 from metrics_collector.core.status import TargetStatus
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
-from metrics_collector.shell.answer import DownError
-from metrics_collector.shell.client import ClientRules, Failure, TargetClient
+from metrics_collector.shell.answer import DownError, Failure
+from metrics_collector.shell.client import ClientRules, TargetClient
 from metrics_collector.shell.metrics import ScrapeMetrics
 from metrics_collector.shell.request import Place
 from metrics_collector.shell.settings import CollectorSettings
