@@ -45,7 +45,7 @@ ABOUT_TRACES = {
 OTHER_LOADS = tuple(name for name in TARGETS if name != MAIN)
 BESIDE = ("static", "kv-auto", "kv-auto-5s", "kv-auto-1s", "oracle", "trimtab-plain", "trimtab")
 """Who is run at other loads."""
-FINALISTS = 4
+FINALISTS = 3
 """How many of the settings that are best on the first training seed are run on all of them."""
 
 
