@@ -6,6 +6,10 @@ is busy, with requests that outlive the drain: one has to be released, drained t
 is a burst of requests to the first service, at a random moment against every clock of the stack; the call of `/wake_up`
 is noted by the server that is woken. Between steps the pools are put back by their policies' bounds.
 
+`--verbose` prints what happened in each step, by the records of the services, and `--json` holds it: when the first
+window ended that shows the step, when it was written, decided on, taken and carried out; and how long each process
+waited for a CPU meanwhile.
+
 Bars: idle, at the 99th percentile one scrape interval plus one fast tick plus 100 ms; donor, that plus the pool's drain
 time plus the sleep that the profile has measured. The stack shares the machine with whatever else runs there, so the
 figures are good on a quiet machine only; the load average stands beside them.
@@ -13,6 +17,7 @@ figures are good on a quiet machine only; the load average stands beside them.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -25,29 +30,28 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import grpc
 import yaml
 
+from bench._wake_cells import DRAIN_S, FAST_S, NODE_GPUS, PROFILE, Cell, document
+from bench._wake_timeline import Timeline, cpu_waits_s, decisions_of, stages_of, windows_of
 from simulator.profiles import packaged_profiles
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError, Services
+from trimtab.cli.connect import CommandError
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.resources import apply_resources
-from trimtab.cli.up import apply_when_up, running
-from trimtab.config.resources import Resource, ServicePolicy, parse_document
+from trimtab.cli.up import RunningStack, apply_when_up, running
+from trimtab.store.client import Store
 
 SCRAPE_S = 1.0
-FAST_S = 1.0
-DRAIN_S = 1.0
 ALLOWANCE_S = 0.1
-PROFILE = "a100-8b-tp1"
-BURST = 48
-"""Many, so that a window of five seconds holds one on average once they have run for a tenth of a second."""
+BURST = 24
+"""Many, so that the first window shows them: a scrape that sees ten, after one that saw none, is one on average over a
+window of five seconds. No more, since a busy machine takes its time to pass them on."""
 BURST_TOKENS = 150
 DONOR_REQUESTS = 3
 DONOR_TOKENS = 400
@@ -55,71 +59,15 @@ BRING_UP_S = 120.0
 STEP_TIMEOUT_S = 30.0
 QUIET_S = 6.5
 """A window of five seconds, and a little: nothing of the last step is left in it."""
-SPREAD_S = 10.0
 CALL_S = 5.0
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One pool on one node: the service that steps, and the donor where there is one."""
-
-    kind: str
-    number: int
-
-    @property
-    def service(self) -> str:
-        return f"{self.kind}-{self.number}"
-
-    @property
-    def donor(self) -> str:
-        return f"giver-{self.number}" if self.kind == "donor" else ""
-
-    @property
-    def node(self) -> str:
-        return f"node-{self.kind}-{self.number}"
-
-    def resources(self, *, armed: bool) -> list[Resource]:
-        """Armed, the service may have a second server; else it has one, and the donor its two. What falls is first."""
-        receiver = _policy(self.service, low=1, high=2 if armed else 1, theta_tps=200.0)
-        if not self.donor:
-            return [receiver]
-        return [receiver, _policy(self.donor, low=1 if armed else 2, high=2, theta_tps=1.0)]
-
-    def pool(self) -> Resource:
-        gpus = [0, 1, 2] if self.donor else [0, 1]
-        members: list[dict[str, Any]] = [{"service": self.service, "initialAwake": 1}]
-        if self.donor:
-            members.append({"service": self.donor, "initialAwake": 2})
-        spec = {
-            "cluster": "local",
-            "gpus": [{"node": self.node, "gpuIndices": gpus}],
-            "members": members,
-            "rescueIntervalS": FAST_S,
-            "rebalanceIntervalS": 2 * FAST_S,
-            "residenceS": 0,
-            "drainTimeoutS": DRAIN_S,
-        }
-        name = f"pool-{self.service}"
-        return parse_document(_document("Pool", name, spec))
-
-
-@dataclass
-class Step:
-    """One step in demand, in seconds since it: when its decision was made, its operation began, the release ended, and
-    `/wake_up` was called."""
-
-    cell: str
-    decided_s: float
-    accepted_s: float
-    released_s: float | None
-    called_s: float
+PROCESSES = ("store", "fleet", "collector", "policy", "actuator", "gateway")
 
 
 @dataclass
 class Measured:
     """All steps of one kind."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Timeline] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, object]:
@@ -155,32 +103,17 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {name: round(percentile(values, share), 3) for name, share in shares.items()}
 
 
-def _document(kind: str, name: str, spec: Mapping[str, object]) -> dict[str, object]:
-    return {"apiVersion": "trimtab.dev/v1", "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
-
-
-def _policy(name: str, *, low: int, high: int, theta_tps: float) -> ServicePolicy:
-    role = {"role": "colocated", "minReplicas": low, "maxReplicas": high, "gpusPerReplica": 1, "profile": PROFILE}
-    spec = {
-        "model": f"model-{name}",
-        "slo": {"ttftS": 2.0, "tpotS": 0.075},
-        "roles": [role],
-        "tokenServiceShare": {"thetaTps": theta_tps},
-    }
-    parsed = parse_document(_document("ServicePolicy", name, spec))
-    if not isinstance(parsed, ServicePolicy):
-        raise TypeError("a ServicePolicy parses to one")
-    return parsed
-
-
 class Bench:
     """The steps of one cell after the other, all cells side by side."""
 
-    def __init__(self, services: Services, http: aiohttp.ClientSession, addresses: LocalAddresses, seed: int) -> None:
-        self._services = services
+    def __init__(self, up: RunningStack, http: aiohttp.ClientSession, store: Store, seed: int) -> None:
+        self._services = up.services
+        self._supervisor = up.supervisor
+        self._addresses = up.stack.addresses
         self._http = http
-        self._addresses = addresses
+        self._store = store
         self._seed = seed
+        self._one_at_a_time = asyncio.Lock()
         self.measured = {"idle": Measured(), "donor": Measured()}
 
     async def run(self, cells: Sequence[Cell], steps: int) -> None:
@@ -196,31 +129,38 @@ class Bench:
 
     async def _steps(self, cell: Cell, count: int) -> None:
         source = random.Random(f"{self._seed}/{cell.service}")
-        # Apart from the others: bursts of all cells at once would measure how many a small machine can play.
-        await asyncio.sleep(source.random() * SPREAD_S)
         for number in range(count):
             await self._put_back(cell)
-            await asyncio.sleep(QUIET_S + source.random() * SCRAPE_S * 2)
+            await asyncio.sleep(QUIET_S)
             await self._apply(cell, armed=True)
-            # Applying makes a turn of its own; a step comes at any moment against the next one.
-            await asyncio.sleep(1.0 + source.random() * FAST_S)
-            burst = asyncio.create_task(self._burst(cell.service))
-            try:
-                await self._measure(cell, number)
-            finally:
-                await burst
+            # One at a time: bursts of all cells at once would measure how many a small machine can play.
+            async with self._one_at_a_time:
+                # At any moment against every clock.
+                await asyncio.sleep(1.0 + source.random() * (SCRAPE_S + FAST_S))
+                burst = asyncio.create_task(self._burst(cell.service))
+                try:
+                    await self._measure(cell, number)
+                except BaseException:
+                    burst.cancel()
+                    raise
+            await burst
 
     async def _measure(self, cell: Cell, number: int) -> None:
         since_s = time.time()
+        waits_s = cpu_waits_s(self._pids())
         measured = self.measured[cell.kind]
         give_up_s = time.monotonic() + STEP_TIMEOUT_S
         while time.monotonic() < give_up_s:
             for name, called_s in (await self._wake_calls(cell.service)).items():
                 if called_s > since_s:
-                    measured.steps.append(await self._stages(cell, name, since_s, called_s))
+                    measured.steps.append(await self._timeline(cell, name, since_s, called_s, waits_s))
                     return
             await asyncio.sleep(0.1)
         measured.missed.append(f"{cell.service}, step {number}: no wake within {STEP_TIMEOUT_S:g} s")
+
+    def _pids(self) -> dict[str, int]:
+        found = {name: self._supervisor.pid(name) for name in PROCESSES}
+        return {name: pid for name, pid in found.items() if pid is not None} | {"bench": os.getpid()}
 
     async def _wake_calls(self, service: str) -> dict[str, float]:
         """Server → when `/wake_up` was called last."""
@@ -232,30 +172,32 @@ class Bench:
             if item["service"] == service and item["wake_called_at"] is not None
         }
 
-    async def _stages(self, cell: Cell, replica: str, since_s: float, called_s: float) -> Step:
+    async def _timeline(
+        self, cell: Cell, replica: str, since_s: float, called_s: float, waits_s: Mapping[str, float]
+    ) -> Timeline:
+        now_waits_s = cpu_waits_s(self._pids())
+        pool = f"pool-{cell.service}"
         listed = await self._services.actuator.ListOperations(
             actuator_pb2.ListOperationsRequest(page_size=100), timeout=CALL_S
         )
         operation = next(
             item
             for item in listed.operations
-            if item.subject == f"pool-{cell.service}" and any(step.replica == replica for step in item.steps)
+            if item.subject == pool and any(step.replica == replica for step in item.steps)
         )
         reply = await self._services.policy.ListDecisions(
             policy_pb2.ListDecisionsRequest(page_size=200), timeout=CALL_S
         )
         decision = next(item for item in reply.decisions if item.decision_id == operation.decision_id)
-        released = [
-            step.end_time.ToNanoseconds() / 1e9 - since_s
-            for step in operation.steps
-            if step.kind == actuator_pb2.STEP_KIND_RELEASE and step.HasField("end_time")
-        ]
-        return Step(
+        return Timeline(
             cell=cell.service,
             decided_s=decision.decide_time.ToNanoseconds() / 1e9 - since_s,
             accepted_s=operation.create_time.ToNanoseconds() / 1e9 - since_s,
-            released_s=max(released) if released else None,
             called_s=called_s - since_s,
+            windows=await windows_of(self._store, cell.service, since_s=since_s, until_s=called_s),
+            decisions=decisions_of(reply.decisions, pool, cell.service, since_s=since_s, until_s=called_s),
+            stages=stages_of(operation, since_s=since_s),
+            cpu_wait_s={name: round(now_waits_s[name] - waits_s[name], 3) for name in now_waits_s if name in waits_s},
         )
 
     async def _apply(self, cell: Cell, *, armed: bool) -> None:
@@ -327,16 +269,20 @@ async def bench(folder: Path, port_base: int, *, steps: int, cells_each: int, se
     """Starts the stack, steps, stops it. Raises CommandError when it does not come up."""
     cells = [Cell(kind, number) for kind in ("idle", "donor") for number in range(cells_each)]
     topology = folder / "topology.yaml"
-    nodes = [{"node": cell.node, "gpuType": "A100-40GB", "gpus": 3} for cell in cells]
-    topology.write_text(yaml.safe_dump(_document("Topology", "wake", {"nodes": nodes})))
+    nodes = [{"node": cell.node, "gpuType": "A100-40GB", "gpus": NODE_GPUS} for cell in cells]
+    topology.write_text(yaml.safe_dump(document("Topology", "wake", {"nodes": nodes})))
     stack = LocalStack(
         addresses=LocalAddresses(port_base=port_base),
         state_folder=folder / "state",
         topology=topology,
         bring_up_scale=0.01,
     )
-    async with running(stack) as up, aiohttp.ClientSession() as http:
-        run = Bench(up.services, http, stack.addresses, seed)
+    store = Store(stack.addresses.store_url)
+    # Its own limit of connections would hold requests of one burst back until those of another have ended.
+    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    async with running(stack) as up, http, contextlib.AsyncExitStack() as after:
+        after.push_async_callback(store.close)
+        run = Bench(up, http, store, seed)
         policies = [policy for cell in cells for policy in cell.resources(armed=False)]
         await apply_when_up(up.services, [*policies, *(cell.pool() for cell in cells)])
         wanted = {cell.service: 1 for cell in cells} | {cell.donor: 2 for cell in cells if cell.donor}
@@ -349,6 +295,7 @@ def main() -> None:
     """Runs and prints; exit 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one object, nothing else")
+    parser.add_argument("--verbose", action="store_true", help="what happened in each step, by the services' records")
     parser.add_argument("--steps", type=int, default=30, help="of each kind")
     parser.add_argument("--cells", type=int, default=3, help="pools of each kind")
     parser.add_argument("--seed", type=int, default=1)
@@ -374,6 +321,7 @@ def main() -> None:
         "inputs": {"steps": given.steps, "cells": given.cells, "seed": given.seed, "scrape_s": SCRAPE_S}
         | {"fast_tick_s": FAST_S, "drain_s": DRAIN_S, "burst_requests": BURST},
         "results": {kind: one.summary() for kind, one in measured.items()},
+        "steps": {kind: [step.document() for step in one.steps] for kind, one in measured.items()},
         "bars": judged,
     }
     if given.json:
@@ -381,6 +329,8 @@ def main() -> None:
     else:
         for kind, one in measured.items():
             print(f"{kind}: " + json.dumps(one.summary()))
+            for step in one.steps if given.verbose else ():
+                print("\n".join(step.lines()))
         for bar in judged:
             print(
                 f"{bar['name']}: {bar['value']} (asked for: at most {bar['bar']}, {'met' if bar['ok'] else 'NOT met'})"
