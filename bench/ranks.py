@@ -143,7 +143,7 @@ def run(seeds: int) -> dict[str, object]:
         "spearman": {name: found for name, (found, _) in signals.items()},
         "kendall": {name: found for name, (_, found) in signals.items()},
         "told_apart": {name: told_apart(own, windows) for name, own in values.items()},
-        "bars": [dataclasses.asdict(bar) for bar in bars],
+        "bars": [bar.document() for bar in bars],
     }
 
 

@@ -139,7 +139,7 @@ class ChaosReport:
                 "faults_without_victim": len(self.skipped),
                 "process_restarts": dict(self.process_restarts),
             },
-            "bars": [asdict(bar) for bar in self.bars],
+            "bars": [bar.document() for bar in self.bars],
         }
 
     def lines(self) -> list[str]:

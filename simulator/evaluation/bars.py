@@ -17,7 +17,19 @@ class Bar:
     name: str
     value: Value
     bar: float
-    ok: bool
+    ok: bool | None
+    """None: it was not run, and so is neither met nor missed."""
+    reason: str = ""
+    """Why it was not run, or which figure is missing where none of those that there are falls short."""
+
+    def left_out(self, why: str) -> Bar:
+        """The same as not run, if all that it lacks is figures."""
+        return dataclasses.replace(self, ok=None, reason=why) if self.ok is False and self.reason else self
+
+    def document(self) -> dict[str, object]:
+        """As plain data; `reason` only where there is one."""
+        told = dataclasses.asdict(self)
+        return told if self.reason else {key: value for key, value in told.items() if key != "reason"}
 
 
 def at_least(name: str, value: Value, bar: float) -> Bar:
@@ -31,14 +43,17 @@ def at_most(name: str, value: Value, bar: float) -> Bar:
 
 
 def _judged(name: str, value: Value, bar: float, good: Callable[[float], bool]) -> Bar:
+    told: Value
     if isinstance(value, Mapping):
-        told: Value = {key: _told(figure) for key, figure in value.items()}
-        figures = list(told.values()) if isinstance(told, Mapping) else []
+        figures = told = {key: _told(figure) for key, figure in value.items()}
     else:
         told = _told(value)
-        figures = [told]
-    ok = bool(figures) and all(figure is not None and good(figure) for figure in figures)
-    return Bar(name, told, bar, ok)
+        figures = {"": told}
+    missing = [key for key, figure in figures.items() if figure is None]
+    short = any(figure is not None and not good(figure) for figure in figures.values())
+    if short or (figures and not missing):
+        return Bar(name, told, bar, ok=not short)
+    return Bar(name, told, bar, ok=False, reason=f"no figure {', '.join(missing)}".strip())
 
 
 def _told(figure: float | None) -> float | None:

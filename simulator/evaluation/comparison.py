@@ -71,7 +71,7 @@ class DemoSummary:
             "machine": dict(self.machine),
             "inputs": dict(self.inputs),
             "results": {"policy": self.policy.to_json(), "static": self.static.to_json()},
-            "bars": [dataclasses.asdict(bar) for bar in self.bars],
+            "bars": [bar.document() for bar in self.bars],
         }
 
 

@@ -46,6 +46,10 @@ class Finding:
     def of(cls, suite: Suite, evaluation: Evaluation, machine: Mapping[str, object]) -> Finding:
         """With the suite's own bars and notes."""
         bars, no_bars = _asked("bars", suite.bars and functools.partial(_plain, suite.bars), evaluation)
+        # Where runs failed, too, nobody knows which of the two took a figure away.
+        if suite.left_out and not evaluation.failures:
+            why = f"{' and '.join(suite.left_out)} left its runs out"
+            bars = tuple(bar.left_out(why) for bar in bars)
         notes, no_notes = _asked("notes", suite.notes, evaluation)
         return cls(
             suite=suite, evaluation=evaluation, bars=bars, notes=notes, machine=machine, problems=no_bars + no_notes
@@ -57,15 +61,20 @@ class Finding:
         return not self.evaluation.failures and not self.problems
 
     @property
-    def bars_met(self) -> bool:
-        """Whether every bar is."""
-        return all(bar.ok for bar in self.bars)
+    def bars_missed(self) -> int:
+        """How many bars are; those that were not run are none of them."""
+        return sum(bar.ok is False for bar in self.bars)
+
+    @property
+    def bars_not_run(self) -> int:
+        """How many bars have no figure because a filter left their runs out."""
+        return sum(bar.ok is None for bar in self.bars)
 
 
 def _plain(ask: Callable[[Evaluation], Sequence[Bar]], evaluation: Evaluation) -> Sequence[Bar]:
     """Bars that can be written as JSON; TypeError or ValueError for others."""
     bars = ask(evaluation)
-    json.dumps([dataclasses.asdict(bar) for bar in bars], allow_nan=False)
+    json.dumps([bar.document() for bar in bars], allow_nan=False)
     return bars
 
 
@@ -94,7 +103,7 @@ def document(finding: Finding) -> dict[str, object]:
             for case, error in evaluation.failures.items()
         ],
         "problems": list(finding.problems),
-        "bars": [dataclasses.asdict(bar) for bar in finding.bars],
+        "bars": [bar.document() for bar in finding.bars],
         "notes": list(finding.notes),
     }
 

@@ -35,8 +35,12 @@ for what is missing, which is not zero.
 Changes are taken seed by seed against the same requests, then the median over seeds; less is better for latencies,
 GPU-hours and energy. Quantiles of all seeds taken together come from buckets 1 % wide; those of a run are exact.
 """
-_OK = '<span class="ok">✓ ok</span>'
-_MISS = '<span class="miss">✗ miss</span>'
+_VERDICTS = {
+    True: '<span class="ok">✓ ok</span>',
+    False: '<span class="miss">✗ miss</span>',
+    None: '<span class="notrun">– not run</span>',
+}
+"""By `Bar.ok`."""
 _ONE_SEED = "One seed was run, so there are no intervals: differences may be chance."
 _INTERVALS = """x ± y: the mean of {seeds} seeds and half the width of its 95 % confidence interval, Student's t over
 the seeds' values. It tells what other seeds would change, not other traces. A share's interval may reach past 0 or
@@ -80,10 +84,7 @@ def report(finding: Finding, plots: Sequence[Plot]) -> str:
 
 def _bars(finding: Finding) -> Iterator[str]:
     if finding.bars:
-        rows = [
-            (escape(bar.name), _OK if bar.ok else _MISS, f"{bar.bar:g}", escape(value_text(bar.value)))
-            for bar in finding.bars
-        ]
+        rows = [(escape(bar.name), _VERDICTS[bar.ok], f"{bar.bar:g}", escape(value_text(bar))) for bar in finding.bars]
         yield _table(("bar", "", "asked", "value"), rows, plain=True)
 
 

@@ -8,8 +8,8 @@ report and the exit status are the machinery's. `simulator/evaluation/smoke.py` 
   plain data. It must give the same result for the same case, in whatever process and order. What it raises makes the
   case a failed one, reported by name, and the others go on.
 - `bars` and `notes` are called once, in the main process, with the whole `Evaluation`. Filters and failed cases may
-  have taken runs away: `Evaluation.spread` and its like then hold None, and `bars.at_least` and `at_most` call such a
-  bar missed.
+  have taken runs away: `Evaluation.spread` and its like then hold None. A bar of `bars.at_least` or `at_most` with such
+  a figure is missed where a case failed, and not run, which is neither met nor missed, where a filter left it out.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ class Suite:
     """By policy."""
     tuned_file: Path | None = None
     """Where the suite reads the settings that were found; `--tune POLICY --write` writes there."""
+    left_out: tuple[str, ...] = ()
+    """What took policies and traces away: `--policy`, `--trace`; a whole suite has none."""
 
     def __post_init__(self) -> None:
         if not (self.policies and self.traces and self.seeds and self.slos):
@@ -140,14 +142,17 @@ class Suite:
         if seeds is not None and not 1 <= seeds <= len(self.seeds):
             raise SuiteError(f"--seeds {seeds}: suite {self.name} has {len(self.seeds)} seeds; give 1 to that many")
         kept = _chosen(self.name, "policy", self.policies, policies)
+        kept_traces = _chosen(self.name, "trace", self.traces, traces)
+        fewer = {"--policy": len(kept) < len(self.policies), "--trace": len(kept_traces) < len(self.traces)}
         return dataclasses.replace(
             self,
             policies=kept,
-            traces=_chosen(self.name, "trace", self.traces, traces),
+            traces=kept_traces,
             seeds=self.seeds[:seeds],
             baseline=self.baseline if self.baseline in kept else next(iter(kept)),
             plotted=tuple(name for name in self.plotted if name in kept),
             tunings={name: tuning for name, tuning in self.tunings.items() if name in kept},
+            left_out=tuple(dict.fromkeys((*self.left_out, *(option for option, less in fewer.items() if less)))),
         )
 
 

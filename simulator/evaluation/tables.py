@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rich import box
 from rich.console import RenderableType
@@ -19,6 +20,21 @@ OVERALL_HEADINGS = (
     "GPU-h\nsum", "kWh\nsum", "transi-\ntions", "lost",
 )  # fmt: skip
 """Of `overall_cells`."""
+
+
+class Mark(NamedTuple):
+    """How a bar's verdict is shown."""
+
+    text: str
+    style: str
+
+
+MARKS: Mapping[bool | None, Mark] = {
+    True: Mark("ok", "green"),
+    False: Mark("MISS", "bold red"),
+    None: Mark("not run", "dim"),
+}
+"""By `Bar.ok`."""
 
 
 def tables(finding: Finding) -> Iterator[RenderableType]:
@@ -45,8 +61,9 @@ def summary_line(finding: Finding) -> str:
         f"{len(evaluation.runs)} runs"
     )
     failed = f", {len(evaluation.failures)} failed" if evaluation.failures else ""
-    met = f"; {sum(bar.ok for bar in bars)} of {len(bars)} bars met" if bars else ""
-    return size + failed + met
+    met = f"; {sum(bar.ok is True for bar in bars)} of {len(bars)} bars met" if bars else ""
+    not_run = f", {finding.bars_not_run} not run" if finding.bars_not_run else ""
+    return size + failed + met + not_run
 
 
 def reading(evaluation: Evaluation) -> str:
@@ -134,16 +151,24 @@ def bars_table(bars: Sequence[Bar]) -> Table:
     table.add_column("asked", justify="right")
     table.add_column("value", overflow="fold")
     for bar in bars:
-        mark = Text("ok", style="green") if bar.ok else Text("MISS", style="bold red")
-        table.add_row(mark, bar.name, f"{bar.bar:g}", value_text(bar.value))
+        mark = MARKS[bar.ok]
+        table.add_row(Text(mark.text, style=mark.style), bar.name, f"{bar.bar:g}", value_text(bar))
     return table
 
 
-def value_text(value: Value) -> str:
-    """A bar's value, or each of several."""
+def value_text(bar: Bar) -> str:
+    """A bar's value, or each of several; why there is none where it was not run."""
+    figures = bar.value.values() if isinstance(bar.value, Mapping) else (bar.value,)
+    text = _figures_text(bar.value)
+    if bar.ok is not None:
+        return text
+    return bar.reason if all(figure is None for figure in figures) else f"{text}: {bar.reason}"
+
+
+def _figures_text(value: Value) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {value_text(one)}" for name, one in value.items())
-    return "not run" if value is None else f"{value:.4g}"
+        return ", ".join(f"{name} {_figures_text(one)}" for name, one in value.items())
+    return "no figure" if value is None else f"{value:.4g}"
 
 
 def failures_text(evaluation: Evaluation) -> Text:

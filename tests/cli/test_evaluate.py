@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from simulator.evaluation.bars import at_least
+from simulator.evaluation.bars import Bar, at_least, at_most
+from simulator.evaluation.study import Evaluation
 from simulator.evaluation.summaries import Case
 from simulator.evaluation.tuning import read_tuned
 from tests.simulator.evaluation.made_up import suite, tunable
@@ -121,6 +122,59 @@ def test_a_missed_bar_is_shown_and_fails_only_when_asked_to(made_up, tmp_path, a
 def test_bars_that_are_met_pass(made_up, tmp_path: Path) -> None:
     made_up(bars=lambda evaluation: [at_least("fast_enough", 1.0, 1.0)])
     assert run("--out", str(tmp_path), "--require-bars").exit_code == 0
+
+
+ASKED = 4.0
+
+
+def compared(evaluation: Evaluation) -> list[Bar]:
+    """A bar that needs two policies, and one of any runs."""
+    change = evaluation.change("fast", "one", "e2e_p95_s", against="slow").median
+    return [at_most("p95_change", change, 0.0), at_least("runs", float(len(evaluation.runs)), ASKED)]
+
+
+def test_a_bar_whose_runs_a_filter_left_out_is_neither_met_nor_missed(made_up, tmp_path: Path) -> None:
+    made_up(bars=compared)
+    done = run("--out", str(tmp_path), "--policy", "fast", "--require-bars")
+    assert done.exit_code == 0, "what was run is met"
+    assert "MISS" not in done.stdout
+    assert "not run p95_change" in " ".join(done.stdout.split())
+    assert "--policy left its runs out" in " ".join(done.stdout.split())
+    assert "1 of 2 bars met, 1 not run" in done.stdout
+    bars = json.loads((tmp_path / "results.json").read_text())["bars"]
+    left_out = {"name": "p95_change", "value": None, "bar": 0.0, "ok": None, "reason": "--policy left its runs out"}
+    assert bars[0] == left_out
+    assert (bars[1]["ok"], "reason" in bars[1]) == (True, False)
+    assert "– not run" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (["--policy", "fast", "--seeds", "1"], 2),
+        (["--trace", "other", "--policy", "slow", "--seeds", "1"], 2),
+        ([], 0),
+    ],
+    ids=["what was run is missed", "and with two filters", "a whole suite"],
+)
+def test_a_filter_hides_no_bar_that_is_missed(made_up, tmp_path: Path, argv: list[str], status: int) -> None:
+    made_up(bars=compared)
+    assert run("--out", str(tmp_path), "--require-bars", *argv).exit_code == status
+
+
+def test_bars_are_not_met_by_running_none_of_them(made_up, tmp_path: Path) -> None:
+    made_up(bars=lambda evaluation: compared(evaluation)[:1])
+    done = run("--out", str(tmp_path), "--policy", "fast", "--require-bars")
+    assert done.exit_code == 2
+    assert "--require-bars: no bar was run; --policy left their runs out" in done.stderr
+    assert run("--out", str(tmp_path), "--policy", "fast").exit_code == 0
+
+
+def test_a_figure_that_a_failed_case_took_is_missed_though_others_were_left_out(made_up, tmp_path: Path) -> None:
+    made_up(breaking={FAILING: "the sky"}, bars=compared)
+    done = run("--out", str(tmp_path), "--policy", "fast")
+    assert done.exit_code == 1
+    assert "MISS" in done.stdout
 
 
 def test_somebody_elses_results_are_refused_before_anything_runs(made_up, tmp_path: Path) -> None:

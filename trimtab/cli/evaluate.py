@@ -27,7 +27,7 @@ from simulator.evaluation.summaries import Case, RunSummary
 from simulator.evaluation.tables import summary_line, tables
 from trimtab import __version__
 from trimtab.cli.connect import CommandError
-from trimtab.cli.output import console, errors, print_json
+from trimtab.cli.output import console, errors, print_error, print_json
 from trimtab.cli.signals import ended_by_sigterm
 from trimtab.cli.tune import FILE_NAME, part_of, run_tuning
 
@@ -64,7 +64,9 @@ def evaluate_command(
     ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw plots, for the folder and the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
-    require_bars: Annotated[bool, typer.Option("--require-bars", help="Exit with 2 when a bar is missed.")] = False,
+    require_bars: Annotated[
+        bool, typer.Option("--require-bars", help="Exit with 2 when a bar is missed, or none was run.")
+    ] = False,
     tune_policy: Annotated[
         str, typer.Option("--tune", metavar="POLICY", help="Find this policy's best thresholds on training seeds.")
     ] = "",
@@ -74,7 +76,7 @@ def evaluate_command(
 ) -> None:
     """Run a suite: policies × traces × seeds on virtual time; write tables, plots and a report.
 
-    Exit status: 0 when all ran, 1 when a case failed, 2 with --require-bars when a bar is missed.
+    Exit status: 0 when all ran, 1 when a case failed, 2 with --require-bars when a bar is missed or none was run.
     """
     if list_suites:
         _list(as_json)
@@ -113,7 +115,16 @@ def evaluate_command(
     _show(finding, folder, as_json=as_json)
     if not finding.complete:
         raise typer.Exit(1)
-    if require_bars and not finding.bars_met:
+    if require_bars:
+        _require(finding)
+
+
+def _require(finding: Finding) -> None:
+    """Ends with status 2 for a missed bar, or where a filter left nothing to require."""
+    if finding.bars and finding.bars_not_run == len(finding.bars):
+        print_error(f"--require-bars: no bar was run; {' and '.join(finding.suite.left_out)} left their runs out")
+        raise typer.Exit(2)
+    if finding.bars_missed:
         raise typer.Exit(2)
 
 

@@ -24,7 +24,7 @@ from trimtab.cli import (
     up,
 )
 from trimtab.cli.connect import CommandError, set_endpoints
-from trimtab.cli.output import errors, print_json
+from trimtab.cli.output import print_error, print_json
 
 app = typer.Typer(
     name="trimtab",
@@ -73,7 +73,7 @@ def main() -> None:
     try:
         app()
     except CommandError as error:
-        errors.print(f"trimtab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        print_error(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

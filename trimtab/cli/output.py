@@ -19,6 +19,11 @@ errors = Console(stderr=True)
 MISSING = "–"
 
 
+def print_error(text: str) -> None:
+    """One line on standard error, as every failure of a command is told."""
+    errors.print(f"trimtab: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
 def print_json(document: object) -> None:
     """One JSON document on standard output, without colours or wrapping."""
     print(json.dumps(document, indent=2, ensure_ascii=False))

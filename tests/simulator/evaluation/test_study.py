@@ -128,7 +128,39 @@ def test_geometric_mean(values, mean):
     ],
 )
 def test_a_bar_is_met_by_every_value_or_missed(made, ok, told):
-    assert made == Bar("b", told, 0.4, ok)
+    assert made == Bar("b", told, 0.4, ok, made.reason)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (at_least("b", 0.5, 0.4), None),
+        (at_least("b", 0.3, 0.4), None),
+        (at_least("b", {"x": None, "y": 0.3}, 0.4), None),
+        (at_least("b", {"x": None, "y": 0.5, "z": None}, 0.4), "no figure x, z"),
+        (at_most("b", None, 0.4), "no figure"),
+        (at_most("b", {}, 0.4), "no figure"),
+    ],
+)
+def test_only_a_bar_that_lacks_nothing_but_figures_can_have_been_left_out(made, reason):
+    """One that falls short with what there is of it is missed, whatever was left out beside."""
+    assert made.document().get("reason") == reason
+    left = made.left_out("--policy")
+    assert left == (made if reason is None else Bar("b", made.value, 0.4, None, "--policy"))
+
+
+@pytest.mark.parametrize(
+    ("filters", "left_out"),
+    [
+        ({}, ()),
+        ({"policies": ["slow", "fast"], "traces": ["one", "other"], "seeds": 2}, ()),
+        ({"policies": ["slow"]}, ("--policy",)),
+        ({"traces": ["one"], "policies": ["fast"]}, ("--policy", "--trace")),
+    ],
+)
+def test_a_part_knows_which_filters_took_something_away(filters, left_out):
+    assert suite().only(**filters).left_out == left_out
+    assert suite().only(**filters).only(seeds=1).left_out == left_out
 
 
 def test_a_part_of_a_suite():
