@@ -1,9 +1,9 @@
 """The actuator on virtual time: its core decides, simulated servers carry it out, the gateway acknowledges.
 
 One cluster, one gateway, one pool or several. The core is stepped when something happened (a new desired state, the
-end of an action, an acknowledgement, a replica that became empty) and, while an operation is under way, as often as
-the real one looks at servers that an operation works on. Limits: looks are always fresh and nothing is stored, so that
-crashes of the actuator are for its own tests.
+end of an action, an acknowledgement, a replica that became empty), when the time of a step has come and, while an
+operation is under way, as often as the real one looks at servers that an operation works on. Limits: looks are always
+fresh and nothing is stored, so that crashes of the actuator are for its own tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from actuator.core.model import (
     State,
     StepKind,
 )
-from actuator.core.tick import tick
+from actuator.core.tick import due_s, tick
 from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
 from simulator.core.memory import GpuId
 from simulator.gateway.core import Endpoint, EndpointState, Role
@@ -141,7 +141,9 @@ class VirtualActuator:
         if self.state.meta.endpoint_revision != self.gateway.revision:
             self.servers.clock.call_at(self._now_s + self._pace.acknowledge_s, self._acknowledge)
         if self.unfinished():
-            self._call_at(self._now_s + self._pace.look_s)
+            due = due_s(self.state, self._now_s)
+            look_s = self._now_s + self._pace.look_s
+            self._call_at(look_s if due is None else min(due, look_s))
         if ended:
             self._on_change()
 

@@ -15,6 +15,7 @@ from simulator.core.memory import OutOfMemory
 from simulator.offline.fleet import colocated
 from simulator.offline.outputs import GPU_POWER
 from simulator.profiles import packaged_profiles
+from simulator.virtual.actuation import ActuatorPace
 from simulator.virtual.control import ShareController
 from simulator.virtual.counts import CountController
 from simulator.virtual.pool_run import PoolRun, PoolSetup, run_pool
@@ -202,6 +203,28 @@ def test_a_release_is_taken_back_when_those_who_stay_fill_up_and_is_asked_for_ag
     assert others or not said
     awake = [record.name for record in pool.actuator.state.replicas.values() if record.life_cycle is LifeCycle.ACTIVE]
     assert tuple(sorted(awake)) == pool.desk.awake
+
+
+def test_a_drain_ends_at_its_deadline_and_not_at_the_next_look() -> None:
+    limits = Limits(guard_waiting_growth=1e6)
+    setup = dataclasses.replace(pool_setup(), limits=limits, pace=ActuatorPace(look_s=10.0))
+    pool = PoolRun(setup, CountController(move_one, period_s=5.0))
+    late_s: list[float] = []
+
+    def look(now_s: float) -> None:
+        for operation in pool.actuator.unfinished():
+            for step in operation.steps:
+                record = pool.actuator.state.replicas[step.replica]
+                if record.evicting and not late_s:
+                    late_s.append(now_s - step.drain_deadline_s)
+        pool.servers.clock.call_at(now_s + 0.02, look)
+
+    pool.servers.clock.call_at(20.0, look)
+    pool.run(
+        stepped_trace(seed=1, duration_s=15.0, small_rps=60.0, large_rps=(1.0, 1.0)), duration_s=15.0, grace_s=10.0
+    )
+    assert late_s
+    assert 0.0 <= late_s[0] <= 0.05
 
 
 def test_a_request_for_a_service_that_the_pool_lacks_is_refused_by_name() -> None:
