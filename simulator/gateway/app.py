@@ -15,7 +15,7 @@ from aiohttp import web
 
 from simulator.gateway.actuators import ActuatorLink
 from simulator.gateway.core import Router, RoutingLimits
-from simulator.gateway.demand import DemandTally
+from simulator.gateway.demand import DemandTally, until_report_s
 from simulator.gateway.dispatch import Dispatcher
 from simulator.gateway.metrics import GatewayMetrics
 from simulator.gateway.proxy import Catalogue, Proxy
@@ -192,7 +192,7 @@ async def _report_demand(
     stub = collector_pb2_grpc.CollectorServiceStub(collector)
     was_up = True
     while True:
-        await asyncio.sleep(settings.demand_s)
+        await asyncio.sleep(until_report_s(time.time(), settings.demand_s))
         held = {service: dispatcher.router.held(service) for service in dispatcher.router.services}
         for service, count in held.items():
             metrics.held.labels(service).set(count)

@@ -6,6 +6,18 @@ import dataclasses
 from collections.abc import Mapping
 
 _MAX_INTERVAL_S = 60.0
+_LEAD_S = 0.1
+
+
+def until_report_s(wall_s: float, every_s: float) -> float:
+    """The pause from `wall_s` (Unix) to the next report: shortly before the clock comes to a multiple of `every_s`.
+
+    Collectors close their windows at multiples of their interval, so what a window says of arrivals is fresh. On a
+    wrong clock reports come at some other moment, and as often. From half to one and a half of `every_s`.
+    """
+    lead_s = min(_LEAD_S, every_s / 4)
+    pause_s = every_s - (wall_s + lead_s) % every_s
+    return pause_s if pause_s >= every_s / 2 else pause_s + every_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.tokens import TextCursor, text_of
-from simulator.gateway.demand import DemandTally, ReplicaReport
+from simulator.gateway.demand import DemandTally, ReplicaReport, until_report_s
 from simulator.gateway.openai import (
     BadRequest,
     Kind,
@@ -262,3 +262,19 @@ def test_answers_of_replicas_are_told_until_they_have_arrived() -> None:
     tally.delivered()
     assert tally.report_replicas({"a": (0, 6)}) == []
     assert tally.report_replicas({"a": (2, 3)}) == [ReplicaReport(replica="a", in_flight=2, answered=3)]
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "every_s", "pause_s"),
+    [
+        (100.0, 1.0, 0.9),
+        (100.3, 1.0, 0.6),
+        (100.5, 1.0, 1.4),
+        (100.95, 1.0, 0.95),
+        (100.0, 0.05, 0.0375),
+        (7.0, 10.0, 12.9),
+    ],
+    ids=["at the end", "well before", "too soon after the last", "a little late", "often", "seldom"],
+)
+def test_demand_is_reported_shortly_before_windows_end(wall_s: float, every_s: float, pause_s: float) -> None:
+    assert until_report_s(wall_s, every_s) == pytest.approx(pause_s)
