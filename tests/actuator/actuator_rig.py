@@ -32,8 +32,10 @@ class Rig:
 
     def __init__(self, gpus: int = 2, gateways: tuple[str, ...] = ("g",)) -> None:
         self.fleet = Fleet(gpus)
+        # By their places: who replaces a dead one has another name.
         self.gateways = {name: Gateway(name) for name in gateways}
         self.gateway = self.gateways[gateways[0]]
+        self._gateways_made = len(gateways)
         self.stored = State()
         self.memory: State | None = resume(State(), now_s=self.now_s, limits=LIMITS)
         self.store_away = False
@@ -90,13 +92,13 @@ class Rig:
             happens()
         self._end_actions()
         endpoints = endpoints_of(self.memory.replicas) if self.memory is not None else ()
-        for offset, gateway in enumerate(self.gateways.values()):
+        for offset, (where, gateway) in enumerate(self.gateways.items()):
             gateway.forget_ended(self.servers, self.now_s)
             if self.memory is not None:
                 gateway.take_up(self.memory.meta.endpoint_revision, endpoints, self.servers)
             place = (int(self.now_s / STEP_S) + 5 * offset) % 10
             for service in self.traffic if place < 3 else ():
-                self.send(service, (0.5, 1.0, 1.5)[place], gateway=gateway.name)
+                self.send(service, (0.5, 1.0, 1.5)[place], gateway=where)
         self._looks.append(self.fleet.look(frozenset(self.doing)))
         if self.memory is not None:
             self._actuator_round(self.memory)
@@ -230,6 +232,11 @@ class Rig:
             self.memory = resume(self.stored, now_s=self.now_s, limits=LIMITS)
             for gateway, after in zip(self.gateways.values(), cycle(self.reconnects_after), strict=False):
                 gateway.cut_off = max(gateway.cut_off, after)
+
+    def replace_gateway(self, place: str) -> None:
+        """A new one in a dead one's place, under another name; it knows nothing yet."""
+        self._gateways_made += 1
+        self.gateways[place] = Gateway(f"{place}-{self._gateways_made}")
 
     def add_gateway(self, name: str) -> Gateway:
         """One more, which is told the set that is shown now."""

@@ -78,7 +78,7 @@ def test_a_floor_does_not_bring_back_a_server_that_may_be_falling_asleep() -> No
 
 
 def test_nothing_leads_from_told_to_sleep_to_active() -> None:
-    told = Replica(spec=OVERLAY[0], life_cycle=LifeCycle.DRAINING, since_s=0.0, cause="", told_to_sleep=True)
+    told = Replica(spec=OVERLAY[0], life_cycle=LifeCycle.DRAINING, since_s=0.0, cause="", told_to_sleep=2)
     with pytest.raises(ForbiddenTransition, match="told to sleep"):
         move(told, LifeCycle.ACTIVE, now_s=1.0)
     assert not move(told, LifeCycle.SLEEPING, now_s=1.0).told_to_sleep
@@ -156,6 +156,31 @@ def test_a_wake_that_took_too_long_does_not_forget_that_the_weights_are_gone() -
     rig.run(30.0)
     assert rig.memory.replicas["b-0"].routable
     assert rig.broken == [], "no token before the weights are back"
+
+
+def test_a_sleeper_whose_record_was_lost_is_woken_as_deep_as_its_pool_says() -> None:
+    rig = up(sleep_level=2)
+    rig.crash()
+    rig.stored = State()
+    rig.restart()
+    rig.run(2.0)
+    rig.apply(2, OVERLAY, ["b-0", "a-1"], sleep_level=2)
+    rig.run(30.0)
+    assert rig.memory.replicas["b-0"].routable
+    assert rig.broken == [], "no token before the weights are back"
+
+
+def test_a_pool_whose_level_changes_while_a_server_falls_asleep_knows_how_deep_that_one_sleeps() -> None:
+    rig = up(sleep_level=2)
+    rig.apply(2, OVERLAY, ["b-0", "a-1"], sleep_level=2)
+    until_asked(rig, "a-0", ActionKind.SLEEP)
+    rig.apply(3, OVERLAY, ["b-0", "a-1"], sleep_level=1)
+    rig.run(20.0)
+    assert rig.memory.replicas["a-0"].sleep_level == 2
+    rig.apply(4, OVERLAY, ["a-0", "a-1"], sleep_level=1)
+    rig.run(20.0)
+    assert rig.memory.replicas["a-0"].routable
+    assert rig.broken == []
 
 
 # Who may still route
@@ -241,3 +266,19 @@ def test_a_server_that_could_not_be_read_is_not_shown_unproved() -> None:
         world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, sights={"a-0": sight})
         state = tick(State(), world, [], now_s=rig.now_s, limits=LIMITS).state
         assert state.replicas["a-0"].life_cycle is expected, error
+
+
+def test_a_server_that_waits_for_memory_keeps_nobody_waiting_after_the_records_were_lost() -> None:
+    overlay = [*OVERLAY, spec("big-0", 0, 1)]
+    rig = up(overlay=overlay)
+    rig.restart_server("big-0")
+    rig.run(5.0)
+    rig.crash()
+    rig.stored = State()
+    rig.restart()
+    rig.run(2.0)
+    rig.apply(2, overlay, ["a-0", "a-1"])
+    rig.apply(3, overlay, ["a-0", "b-1"])
+    rig.run(40.0)
+    assert rig.memory.replicas["b-1"].routable
+    assert rig.broken == []

@@ -10,6 +10,7 @@ in the state that was asked for.
 """
 
 import os
+from copy import deepcopy
 from typing import Any
 
 import hypothesis.strategies as st
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actuator.core.fencing import Refused
-from actuator.core.model import Floor, OperationKind
+from actuator.core.model import Floor, OperationKind, State
 from trimtab.words import LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1), spec("big-0", 0, 1)]
@@ -30,6 +31,9 @@ FLOOR = (Floor(service="a", role=Role.COLOCATED, min_replicas=1),)
 GATEWAYS = ("g", "h")
 FAULTS = ["silent", "wake_refused", "sleep_refused", "no_token", "paused", "slow_sleep_s"]
 EXAMPLES = int(os.environ.get("TRIMTAB_TEST_EXAMPLES", "60"))
+
+# A cluster after each bring-up, to begin with a copy of it.
+BROUGHT_UP: dict[tuple[tuple[str, ...], int, float], Rig] = {}
 
 gateways = st.sampled_from(GATEWAYS)
 names = st.sampled_from(NAMES)
@@ -44,7 +48,9 @@ class ClusterMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rig = Rig(gateways=GATEWAYS)
+        self.rig.reconnects_after = (1, 3)
         self.rig.traffic = ("a", "b", "big")
+        self.overlay = OVERLAY
         self.revision = 0
         self.token = 1
         self.sleep_level = 1
@@ -56,11 +62,18 @@ class ClusterMachine(RuleBasedStateMachine):
     )
     def bring_up(self, start: list[str], sleep_level: int, seconds: float) -> None:
         self.revision, self.sleep_level = 1, sleep_level
-        self.apply_state(start)
-        self.rig.run(seconds)
+        key = (tuple(start), sleep_level, seconds)
+        if key not in BROUGHT_UP:
+            self.apply_state(start)
+            self.rig.run(seconds)
+            BROUGHT_UP[key] = self.rig
+        self.rig = deepcopy(BROUGHT_UP[key])
 
     def apply_state(self, awake: list[str], **fields: Any) -> None:
-        self.rig.apply(self.revision, OVERLAY, awake, token=self.token, sleep_level=self.sleep_level, **fields)
+        """Without those that the overlay does not have."""
+        names = {item.replica for item in self.overlay}
+        awake = [name for name in awake if name in names]
+        self.rig.apply(self.revision, self.overlay, awake, token=self.token, sleep_level=self.sleep_level, **fields)
 
     @property
     def alive(self) -> bool:
@@ -75,9 +88,17 @@ class ClusterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(awake=st.sampled_from(AWAKE_SETS), floor=st.booleans(), drain_s=st.sampled_from([1.0, 5.0]))
     def apply(self, awake: list[str], floor: bool, drain_s: float) -> None:
-        floors = FLOOR if floor and any(name.startswith("a") for name in awake) else ()
+        floors = FLOOR if floor and "a-0" in awake else ()
         self.revision += 1
         self.apply_state(awake, floors=floors, drain_s=drain_s)
+
+    @precondition(lambda self: self.alive)
+    @rule(leaves=st.sampled_from([None, "a-1", "b-0", "big-0"]), awake=st.sampled_from(AWAKE_SETS))
+    def overlay_changes(self, leaves: str | None, awake: list[str]) -> None:
+        """One replica leaves the pool, or whoever left comes back."""
+        self.overlay = [item for item in OVERLAY if item.replica != leaves]
+        self.revision += 1
+        self.apply_state(awake)
 
     # One GPU changes hands, as most transitions do, and something goes wrong at one of its steps
 
@@ -183,7 +204,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.apply_state(["a-0", "a-1"])
         before = self.rig.memory
         with pytest.raises(Refused, match="newer leader"):
-            self.rig.apply(self.revision + 1, OVERLAY, ["b-0"], token=self.token - 1)
+            self.rig.apply(self.revision + 1, self.overlay, ["b-1"], token=self.token - 1)
         assert self.rig.memory is before
 
     @precondition(lambda self: self.alive)
@@ -234,6 +255,25 @@ class ClusterMachine(RuleBasedStateMachine):
     def store_comes_back(self) -> None:
         self.rig.store_breaks, self.rig.store_away = None, False
 
+    @precondition(lambda self: self.alive)
+    @rule(crashes=st.booleans())
+    def store_comes_back_empty(self, crashes: bool) -> None:
+        """Whoever runs on writes everything anew; a new process finds the servers, and is told the state again."""
+        if not crashes:
+            self.rig.stored = self.rig.memory
+            return
+        self.rig.crash()
+        self.rig.stored = State()
+        self.rig.restart()
+        self.rig.run(1.0)
+        self.revision += 1
+        self.apply_state(["a-0", "b-1"])
+
+    @rule(errors=st.integers(1, 4))
+    def backend_fails(self, errors: int) -> None:
+        """The next creations and deletions."""
+        self.rig.fleet.backend_errors = ["the backend is away"] * errors
+
     @precondition(lambda self: self.rig.doing)
     @rule(data=st.data(), late=st.booleans())
     def outcome_is_late_or_lost(self, data: st.DataObject, late: bool) -> None:
@@ -281,7 +321,9 @@ class ClusterMachine(RuleBasedStateMachine):
             (self.rig.fleet.sleep_by_hand if asleep else self.rig.fleet.wake_by_hand)(name)
 
     @rule(
-        gateway=gateways, fault=st.sampled_from(["slow", "stands still", "dies"]), seconds=st.sampled_from([2.0, 30.0])
+        gateway=gateways,
+        fault=st.sampled_from(["slow", "stands still", "dies", "cut off"]),
+        seconds=st.sampled_from([2.0, 30.0]),
     )
     def gateway_misbehaves(self, gateway: str, fault: str, seconds: float) -> None:
         self.gateway_fails(gateway, fault, seconds)
@@ -289,18 +331,19 @@ class ClusterMachine(RuleBasedStateMachine):
     def gateway_fails(self, gateway: str, fault: str, seconds: float) -> None:
         """Slow: it renews its lease, routes by what it has, and confirms nothing new."""
         found = self.rig.gateways[gateway]
+        if fault == "cut off":
+            # Shorter than its lease: it goes on by what it knows.
+            found.cut_off = 4
+            return
         if fault == "slow":
             found.lag = int(seconds / STEP_S)
             return
         if fault == "dies":
+            self.rig.later(seconds, lambda: self.rig.replace_gateway(gateway))
             found.die(self.rig.servers)
-        found.suspended = fault == "stands still"
-
-        def back() -> None:
-            found.resume()
-            found.up = True
-
-        self.rig.later(seconds, back)
+            return
+        found.suspended = True
+        self.rig.later(seconds, found.resume)
 
     # What must hold
 
@@ -334,7 +377,7 @@ class ClusterMachine(RuleBasedStateMachine):
         return (
             not rig.doing
             and all(operation.finished for operation in rig.memory.operations.values())
-            and set(rig.memory.replicas) == set(NAMES) == set(rig.servers)
+            and set(rig.memory.replicas) == {item.replica for item in self.overlay} == set(rig.servers)
             and all(
                 rig.servers[r.name].up(rig.now_s)
                 and rig.servers[r.name].moving is None
@@ -354,9 +397,13 @@ class ClusterMachine(RuleBasedStateMachine):
         rig.dies_after = None
         rig.restart()
         rig.delay_looks(0)
+        rig.fleet.backend_errors.clear()
+        for place in GATEWAYS:
+            if not rig.gateways[place].up:
+                rig.replace_gateway(place)
         for gateway in rig.gateways.values():
             gateway.resume()
-            gateway.up, gateway.lag = True, 0
+            gateway.lag = gateway.cut_off = 0
             gateway.requests.clear()
         for server in rig.servers.values():
             server.heal()
@@ -367,6 +414,7 @@ class ClusterMachine(RuleBasedStateMachine):
         rig.run(5.0)
         rig.until_settled()
         self.revision += 1
+        self.overlay = OVERLAY
         self.apply_state(["a-0", "b-1"])
         rest_s, end_s = 0.0, rig.now_s + 900.0
         while rest_s < 10.0 and rig.now_s < end_s:

@@ -95,9 +95,11 @@ def _was_last(spec: Spec, replicas: Mapping[str, Replica], on_gpu: list[Replica]
 def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world: World) -> bool:
     """Whether ``other`` starts and cannot come up: somebody serves on a GPU of it that ``spec`` does not ask for.
 
+    Nothing listens at a server that waits for memory, so it may be FAILED too, found so after the records were lost.
     Only where memory is measured, since that is what proves it.
     """
-    if other.life_cycle is not LifeCycle.STARTING or _up(other, world) or not _measured(spec, world):
+    starts = other.life_cycle in (LifeCycle.STARTING, LifeCycle.FAILED)
+    if not starts or _up(other, world) or not _measured(spec, world):
         return False
     elsewhere = set(other.spec.gpus) - set(spec.gpus)
     return any(

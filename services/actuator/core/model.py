@@ -116,11 +116,13 @@ class Replica:
     start_time_s: float = 0.0
     # Its first, slow sleep is behind it. A server that was started anew has that before it again.
     slept_once: bool = False
-    # At which level it sleeps, or slept last and has not been woken by us since; 0 when it never slept.
+    # At which level it sleeps, or slept last and has not been woken by us since. 0 when it has not, or when it was found
+    # asleep and neither it nor its pool says.
     sleep_level: int = 0
     # Its server was asked to sleep, and what came of that is not known: it may fall asleep at any time. Written before
-    # the server is asked, so whoever works on the replica next knows; while it stands, nothing shows the replica.
-    told_to_sleep: bool = False
+    # the server is asked, so whoever works on the replica next knows; while it stands, nothing shows the replica. The
+    # level that it was told; 0 when it was not.
+    told_to_sleep: int = 0
     # The drain deadline has passed: gateways reissue what they can continue elsewhere.
     evicting: bool = False
     # No endpoint set from this revision on shows it; gateways must have acknowledged this one before it may sleep.

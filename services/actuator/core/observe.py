@@ -15,7 +15,7 @@ from actuator.core.draft import Draft
 from actuator.core.ledger import exited, occupies, sharing
 from actuator.core.lifecycle import timeout_s
 from actuator.core.model import ActionKind, Replica
-from actuator.core.sleeping import fall_asleep
+from actuator.core.sleeping import fall_asleep, level_of_sleeper
 from actuator.core.world import Listed, Outcome, RunState, Sight
 from trimtab.words import HoldOwner, LifeCycle
 
@@ -54,7 +54,7 @@ def hear(d: Draft, outcomes: Iterable[Outcome]) -> None:
         if outcome.ok:
             fall_asleep(d, replica, d.claimed().get(replica.name, "slept"))
         else:
-            d.keep(replace(replica, told_to_sleep=False))
+            d.keep(replace(replica, told_to_sleep=0))
 
 
 def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
@@ -66,7 +66,7 @@ def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
 
 def as_new(replica: Replica) -> Replica:
     """Another process: it has never slept, its first sleep is slow, and nobody told it anything."""
-    return replace(replica, slept_once=False, sleep_level=0, told_to_sleep=False)
+    return replace(replica, slept_once=False, sleep_level=0, told_to_sleep=0)
 
 
 def _adopt(d: Draft, listed: Listed) -> None:
@@ -170,7 +170,7 @@ def _compare_sleep(d: Draft, replica: Replica, sight: Sight) -> None:
         if replica.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.STARTING):
             fall_asleep(d, replica, "found asleep")
     elif sight.sleeping is not None and replica.life_cycle is LifeCycle.SLEEPING:
-        start_again(d, replica, "found awake")
+        start_again(d, replace(replica, sleep_level=level_of_sleeper(d, replica)), "found awake")
 
 
 def _expire(d: Draft, replica: Replica, *, claimed: bool) -> None:

@@ -118,16 +118,23 @@ def _sleep_when_drained(d: Draft, operation: Operation, step: Step, replica: Rep
 
 def ask_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     """Commits: written down before the shell does it, in the record, where it outlives the operation."""
-    d.keep(replace(replica, told_to_sleep=True))
-    level = sleep_level_of(d, replica)
+    level = sleep_level_of(d, replica) or 1
+    d.keep(replace(replica, told_to_sleep=level))
     d.act(Action(kind=ActionKind.SLEEP, replica=replica.name, address=replica.address, sleep_level=level))
     return asked(step, ActionKind.SLEEP, "falling asleep")
 
 
 def sleep_level_of(d: Draft, replica: Replica) -> int:
-    """How deep its pool lets it sleep."""
+    """How deep its pool lets it sleep; 1 without a pool, 0 while its pool is not known, since the records were lost."""
+    if not replica.spec.pool:
+        return 1
     pool = d.pools.get(replica.spec.pool)
-    return pool.sleep_level if pool is not None else 1
+    return pool.sleep_level if pool is not None else 0
+
+
+def level_of_sleeper(d: Draft, replica: Replica) -> int:
+    """At which level it sleeps, for all that is known now."""
+    return replica.sleep_level or sleep_level_of(d, replica)
 
 
 def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
@@ -149,13 +156,17 @@ def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) ->
 
 
 def fall_asleep(d: Draft, replica: Replica, reason: str) -> Replica:
-    """Confirmed asleep: the start-up hold becomes a release hold, lifted by the next wake."""
+    """Confirmed asleep: the start-up hold becomes a release hold, lifted by the next wake.
+
+    What it lost in a deeper sleep stays lost until we wake it.
+    """
+    sight = d.sight(replica.name)
+    said = sight.sleep_level if sight is not None else None
+    level = max(said or replica.told_to_sleep or sleep_level_of(d, replica), replica.sleep_level)
     replica = d.move(replica, LifeCycle.SLEEPING)
     replica = holds.lift(holds.lift(replica, HoldOwner.START_UP), HoldOwner.SOFT_SCALE_IN)
     replica = holds.put(replica, HoldOwner.RELEASE, reason=reason, now_s=d.now_s)
-    sight = d.sight(replica.name)
-    said = sight.sleep_level if sight is not None else None
-    return d.keep(replace(replica, slept_once=True, sleep_level=said or sleep_level_of(d, replica)))
+    return d.keep(replace(replica, slept_once=True, sleep_level=level))
 
 
 def wait_for_return(d: Draft, step: Step, replica: Replica) -> Step:

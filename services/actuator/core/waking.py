@@ -20,7 +20,7 @@ from actuator.core.model import (
     Step,
     StepKind,
 )
-from actuator.core.sleeping import ask_sleep, await_sleep, floor_of, restore, wait_for_return
+from actuator.core.sleeping import ask_sleep, await_sleep, floor_of, level_of_sleeper, restore, wait_for_return
 from actuator.core.steps import (
     asked,
     drain_timeout_s,
@@ -81,7 +81,7 @@ def _wake(d: Draft, step: Step, replica: Replica) -> Step:
 
 
 def _ask_wake(d: Draft, step: Step, replica: Replica) -> Step:
-    level = replica.sleep_level or 1
+    level = level_of_sleeper(d, replica) or 1
     d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address, sleep_level=level))
     return asked(step, ActionKind.WAKE, "waking")
 
