@@ -87,8 +87,9 @@ def _adopt(d: Draft, listed: Listed) -> None:
     if listed.run_state is RunState.EXITED:
         d.move(replica, LifeCycle.FAILED, "its process has ended")
     elif sight is not None and not sight.healthy and listed.run_state is RunState.RUNNING:
-        found = LifeCycle.FAILED if sight.refused else LifeCycle.UNKNOWN
-        d.move(replica, found, sight.error or "does not answer")
+        # One that runs and listens to nobody is taken for one that comes up: it may be waiting for memory.
+        if not sight.refused:
+            d.move(replica, LifeCycle.UNKNOWN, sight.error or "does not answer")
     elif sight is not None and sight.healthy and sight.sleeping and not sight.paused:
         fall_asleep(d, replica, "found asleep")
     elif sight is not None and sight.healthy and _was_serving(d, listed, sight):
