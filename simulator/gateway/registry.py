@@ -94,5 +94,5 @@ class RegistryLink:
             self._routes.quiet(_WAY, "no actuator speaks for the cluster")
         elif heard.head.revision == self._routes.revision:
             self._routes.heard(_WAY)
-        if heard.head.revision <= word.revision:
+        if heard.head.revision <= (self._routes.revision or 0):
             self._routes.current(stalls=stalls)

@@ -57,7 +57,7 @@ class Writer:
     async def confirmed(self, revision: int, **in_flight: int) -> None:
         """Waits until the gateway says that it routes by this revision and has this left on hidden replicas."""
         word = None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (
                 word is None
                 or word.revision != revision
