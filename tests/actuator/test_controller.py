@@ -32,16 +32,18 @@ class SlowRecords:
         self.silent = False
         self.loads = 0
         self.counters: list[int] = []
+        self.tokens: list[int] = []
 
     async def load(self) -> State:
         self.loads += 1
         return self.kept
 
-    async def last_token(self) -> int:
-        return 1
+    async def last_token(self) -> int | None:
+        return self.tokens[-1] if self.tokens else None
 
-    async def save(self, old: State, new: State, _token: int, _also: object = ()) -> None:
+    async def save(self, old: State, new: State, token: int, _also: object = ()) -> None:
         self.kept = new
+        self.tokens.append(token)
         self.counters.append(new.meta.operation_counter)
         if new.meta.operation_counter != old.meta.operation_counter:
             # A caller's write; what the controller's own beat stores in between is answered at once.
@@ -49,6 +51,18 @@ class SlowRecords:
         if self.silent:
             self.silent = False
             raise StoreUnavailable("no answer")
+
+
+class OwnLease:
+    """A lease that nobody contends for."""
+
+    held, ttl_s = True, 3.0
+
+    def __init__(self) -> None:
+        self.token = 1
+
+    def renew_token(self) -> None:
+        self.token += 1
 
 
 @pytest.fixture
@@ -62,7 +76,7 @@ async def controlled(*, interval_s: float, now_s: Callable[[], float]) -> AsyncI
     records, stopping = SlowRecords(), asyncio.Event()
     world = World(listed={})
     parts: Any = ControllerParts(
-        lease=SimpleNamespace(token=1, held=True, ttl_s=3.0),
+        lease=OwnLease(),
         records=records,
         observer=SimpleNamespace(complete=True, world=lambda _busy: world),
         publisher=Publisher(cluster="local", sight=lambda _name: None),
@@ -115,6 +129,17 @@ async def test_a_write_that_was_not_answered_is_read_again_before_the_next(runni
     assert max(records.counters) == 1, "it was written all the same"
     await eventually(lambda: records.loads > loads and records.kept.meta == controller.state.meta)
     assert await controller.change(counted) == 1
+
+
+async def test_a_write_that_was_not_answered_and_lands_late_is_refused(running: Any) -> None:
+    controller, records = running
+    records.silent = True
+    with pytest.raises(Unavailable):
+        await controller.change(counted)
+    await eventually(lambda: records.kept.meta == controller.state.meta)
+    assert await controller.change(counted) == 1
+    after = records.tokens[records.counters.index(1) + 1 :]
+    assert set(after) == {2}, "whatever is written after it has a higher token"
 
 
 async def test_a_step_whose_time_has_come_does_not_wait_for_the_next_beat() -> None:

@@ -54,6 +54,19 @@ async def test_a_candidate_that_restarts_is_not_taken_for_its_former_self(store:
     assert await Lease(store, NAME, "a-2").acquire_or_renew() is None
 
 
+async def test_a_write_that_comes_late_is_refused_under_the_next_token_of_the_same_holder(store: Store) -> None:
+    lease, other = Lease(store, NAME, "a"), Lease(store, NAME, "b")
+    first = await lease.acquire_or_renew()
+    lease.renew_token()
+    assert not lease.held
+    assert await other.acquire_or_renew() is None, "it is still its own"
+    second = await lease.acquire_or_renew()
+    assert (first, second) == (1, 2)
+    assert await lease.acquire_or_renew() == second
+    with pytest.raises(FencedOff):
+        await fenced_write(store, NAME, first, [("SET", f"t:{{{NAME}}}:x", "late")])
+
+
 async def test_a_lease_runs_out_in_the_store(store: Store) -> None:
     await Lease(store, NAME, "a", ttl_s=0.1).acquire_or_renew()
     await asyncio.sleep(0.15)

@@ -31,11 +31,11 @@ _MAX_FIELDS = 1000
 
 _ACQUIRE = """
 local owner = redis.call('HGET', KEYS[1], 'owner')
-if owner == ARGV[1] then
+if owner == ARGV[1] and ARGV[4] == '0' then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return redis.call('HGET', KEYS[1], 'token')
 end
-if owner then return false end
+if owner and owner ~= ARGV[1] then return false end
 local counter = tonumber(redis.call('GET', KEYS[2]) or '0')
 if counter < tonumber(ARGV[3]) then redis.call('SET', KEYS[2], ARGV[3]) end
 local token = redis.call('INCR', KEYS[2])
@@ -104,6 +104,7 @@ class Lease:
         self._token: int | None = None
         self._expires_at = float("-inf")
         self._highest_seen = 0
+        self._anew = False
         self._acquire = store.redis.register_script(_ACQUIRE)
         self._release = store.redis.register_script(_RELEASE)
 
@@ -129,7 +130,7 @@ class Lease:
         asked_at = self._monotonic()
         reply = await self._acquire(
             keys=[keys.lease(self.name), keys.lease_token(self.name)],
-            args=[self.owner_id, max(1, round(self.ttl_s * 1000)), self._highest_seen],
+            args=[self.owner_id, max(1, round(self.ttl_s * 1000)), self._highest_seen, int(self._anew)],
         )
         if reply is None:
             self._drop()
@@ -137,11 +138,19 @@ class Lease:
         token = int(cast("bytes", reply))
         if token != self._token:
             log.info("lease acquired", lease=self.name, owner=self.owner_id, token=token)
-        self._token = token
+        self._token, self._anew = token, False
         self._highest_seen = max(self._highest_seen, token)
         self._expires_at = asked_at + self.ttl_s
         # A reply that took longer than the lease lasts grants nothing.
         return self.token
+
+    def renew_token(self) -> None:
+        """A write was not answered, and may land at any time: nothing is held until the lease has another token.
+
+        Under that one, ``fenced_write`` refuses the late write.
+        """
+        self._anew = True
+        self._forget()
 
     async def release(self) -> None:
         """Give the lease up so that another may take it at once; harmless when it is not held."""

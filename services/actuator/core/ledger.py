@@ -95,8 +95,8 @@ def _was_last(spec: Spec, replicas: Mapping[str, Replica], on_gpu: list[Replica]
 def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world: World) -> bool:
     """Whether ``other`` starts and cannot come up: somebody serves on a GPU of it that ``spec`` does not ask for.
 
-    Nothing listens at a server that waits for memory, so it may be FAILED too. Only where memory is measured, since that
-    is what proves it.
+    Nothing listens at a server that waits for memory, so it may be FAILED too. Only where memory is measured, since
+    that is what proves it.
     """
     starts = other.life_cycle in (LifeCycle.STARTING, LifeCycle.FAILED)
     if not starts or _up(other, world) or not _measured(spec, world):

@@ -116,8 +116,8 @@ class Replica:
     start_time_s: float = 0.0
     # Its first, slow sleep is behind it. A server that was started anew has that before it again.
     slept_once: bool = False
-    # At which level it sleeps, or slept last and has not been woken by us since. 0 when it has not, or when it was found
-    # asleep and neither it nor its pool says.
+    # At which level it sleeps, or slept last and has not been woken by us since. 0 when it has not, or when it was
+    # found asleep and neither it nor its pool says.
     sleep_level: int = 0
     # Its server was asked to sleep, and what came of that is not known: it may fall asleep at any time. Written before
     # the server is asked, so whoever works on the replica next knows; while it stands, nothing shows the replica. The

@@ -72,7 +72,8 @@ class Controller:
         self._news = asyncio.Event()
         # An acknowledgement or an outcome came: what waits for it waits next for a look from after it.
         self._look_again = False
-        self._stored_token = 0
+        # Under which this process has written, or may have.
+        self._own_tokens: set[int] = set()
         # The first step after a take-over decides what there is to show; until then nobody is shown an empty cluster.
         self._opened = False
 
@@ -150,7 +151,7 @@ class Controller:
         self.kick()
 
     async def keep_lease(self, stopping: asyncio.Event) -> None:
-        """Tries and renews three times per life of the lease."""
+        """Tries and renews three times per life of the lease, more often while the store is away."""
         lease = self._parts.lease
         while True:
             try:
@@ -160,7 +161,8 @@ class Controller:
             except StoreUnavailable as error:
                 log.debug("lease not renewed", error=str(error))
             self.kick()
-            if await stopped_within(stopping, lease.ttl_s / 3):
+            pause_s = lease.ttl_s / (15 if self._mode is Mode.FAIL_STATIC else 3)
+            if await stopped_within(stopping, pause_s):
                 break
         try:
             await lease.release()
@@ -234,7 +236,7 @@ class Controller:
     async def _take_over(self, token: int) -> None:
         try:
             last = await self._parts.records.last_token()
-            memory_is_newest = self._mode is Mode.FAIL_STATIC and last in (None, self._stored_token)
+            memory_is_newest = self._mode is Mode.FAIL_STATIC and (last is None or last in self._own_tokens)
             loaded = await self._parts.records.load()
         except StoreUnavailable as error:
             log.warning("the records cannot be read yet", error=str(error))
@@ -256,12 +258,17 @@ class Controller:
         if token is None:
             raise StoreUnavailable("the lease has run out")
         routing, certain = self._parts.routing, False
+        self._own_tokens.add(token)
         try:
             await self._parts.records.save(self._stored, new, token, routing.to_store(new, token))
             certain = True
+        except StoreUnavailable:
+            # It may land yet, even after what is written next: from now on it would be refused.
+            self._parts.lease.renew_token()
+            raise
         finally:
             routing.stored(certain=certain)
-        self._stored, self._stored_token = new, token
+        self._stored = new
 
     def _publish(self, new: State) -> None:
         old, self._state = self._state, new
