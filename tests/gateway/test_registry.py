@@ -8,10 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.exceptions import ResponseError
 
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
@@ -239,6 +241,30 @@ async def test_a_suspended_gateway_asks_the_registry_before_it_routes_on(
     finally:
         process.kill()
         await process.wait()
+
+
+async def test_a_gateway_needs_no_more_of_the_store_than_the_documentation_says(
+    gateway: Any, own_store: EmbeddedStore, writer: Writer
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+    command = page.split("```\nACL SETUSER gateway")[1].split("```")[0]
+    rules = command.replace("CLUSTER", "local").replace("PASSWORD", "secret").split()
+    await writer.store.redis.execute_command("ACL", "SETUSER", "gateway", *rules)
+    a, b = await gateway.server("a"), await gateway.server("b")
+    await writer.write(7, ("a", a.address, ROUTABLE))
+    url = own_store.url.replace("redis://", "redis://gateway:secret@")
+    await start(gateway, own_store, store_url=url, acknowledge_s=10.0)
+    await writer.confirmed(7)
+    await writer.write(8, ("b", b.address, ROUTABLE))
+    # By news, long before the next look.
+    await asyncio.wait_for(writer.confirmed(8), 5)
+    assert await ask(gateway) == 200
+    own = await Store.connect(url)
+    with pytest.raises(ResponseError, match="permissions"):
+        await own.redis.hset(keys.endpoints("local"), "chat", b"")
+    with pytest.raises(ResponseError, match="permissions"):
+        await own.redis.hgetall(keys.replicas("local"))
+    await own.close()
 
 
 @pytest.mark.parametrize(
