@@ -24,6 +24,12 @@ class LeastLoaded:
             raise ValueError(f"member {member} is in already")
         self._put(member, load)
 
+    def remove(self, member: int) -> None:
+        """Choose `member` no more; nothing happens when it is not in."""
+        load = self._loads.pop(member, None)
+        if load is not None:
+            self._members[load] ^= 1 << member
+
     def change(self, member: int, by: int) -> None:
         """Add to a member's load; nothing happens when it is not in, ValueError when it becomes negative."""
         load = self._loads.get(member)
