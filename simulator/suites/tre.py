@@ -97,7 +97,7 @@ def _suite(
         name=name,
         title=title,
         description=description,
-        policies={policy: CONTENDERS[policy].about for policy in policies},
+        policies={policy: CONTENDERS[policy].described for policy in policies},
         baseline="kv-auto",
         traces=traces,
         seeds=HELD_OUT_SEEDS,

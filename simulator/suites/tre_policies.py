@@ -70,6 +70,16 @@ class Contender:
         found = tuned_settings().get(self.name)
         return self.start if found is None or not self.space else found.setting
 
+    @property
+    def described(self) -> str:
+        """What it is, and where its thresholds are from."""
+        if not self.space:
+            return self.about
+        found = tuned_settings().get(self.name)
+        if found is None:
+            return f"{self.about}; not tuned"
+        return f"{self.about}; tuned on seeds {', '.join(map(str, found.seeds))}"
+
     def pool_document(self) -> dict[str, object]:
         """The pool's spec as plain data."""
         return self.pool(self.setting).spec.model_dump(mode="json", by_alias=True)
@@ -206,7 +216,7 @@ def _kv_contenders() -> Iterator[Contender]:
     for period_s in (5.0, 1.0):
         yield Contender(
             name=f"kv-auto-{period_s:g}s",
-            about=f"queue-aware KV-Auto at its best thresholds, each {period_s:g} s",
+            about=f"queue-aware KV-Auto, each {period_s:g} s",
             controller=_baseline("kv-auto-queue"),
             start={"high": 0.2, "low": 0.15, "period_s": period_s},
             space={**_KV_SPACE, "period_s": (period_s,)},
@@ -222,7 +232,7 @@ def _other_baselines() -> Iterator[Contender]:
     ):
         yield Contender(
             name=short,
-            about=f"{BASELINES[name].reference}; tuned",
+            about=BASELINES[name].reference,
             controller=_baseline(name),
             start={key: values[0] for key, values in _SPACES[name].items()},
             space=_SPACES[name],

@@ -99,6 +99,10 @@ def test_nothing_is_tuned_on_seeds_that_are_reported():
     for name, found in tuned_settings().items():
         assert set(found.seeds) <= set(TRAINING_SEEDS), name
         assert CONTENDERS[name].setting == found.setting
+        assert SUITE.policies[name].endswith(f"tuned on seeds {', '.join(map(str, found.seeds))}")
+    for name in set(SUITE.tunings) - set(tuned_settings()):
+        assert SUITE.policies[name].endswith("; not tuned")
+    assert "tuned" not in SUITE.policies["static"]
     assert SUITE.tuned_file == TUNED_FILE
 
 
