@@ -254,7 +254,7 @@ class Fleet:
     def _ask_sleep(self, action: Action, server: Server) -> Outcome | None:
         if server.asleep and server.moving is None:
             return Outcome(kind=action.kind, replica=action.replica, ok=True)
-        if server.requests and server.moving is None:
+        if server.requests:
             return Outcome(kind=action.kind, replica=action.replica, ok=False, busy=True, error="in flight")
         if server.sleep_refused:
             return failed(action, "500")

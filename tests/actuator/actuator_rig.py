@@ -216,7 +216,7 @@ class Rig:
             outcome = self.fleet.ended(doing)
             if outcome is not None:
                 del self.doing[name]
-                self.outcomes.append(replace(outcome, since_s=doing.action.since_s))
+                self.outcomes.append(replace(outcome, action=doing.action))
 
     # Faults
 
@@ -328,6 +328,15 @@ class Rig:
             if quiet_s >= 2.0:
                 return True
         return False
+
+    def until_idle(self, limit_s: float) -> None:
+        """Runs until nothing is under way, or the time is over."""
+        end_s = self.now_s + limit_s
+        busy = True
+        while busy and self.now_s < end_s:
+            self.step()
+            unfinished = self.memory is None or any(not o.finished for o in self.memory.operations.values())
+            busy = unfinished or bool(self.doing)
 
     def operation(self, operation_id: str) -> Operation:
         """One operation."""

@@ -19,9 +19,10 @@ from actuator.core.model import (
     State,
     Step,
     StepKind,
+    Told,
 )
 from actuator.core.tick import fail_static, tick
-from actuator.core.world import Listed, Outcome, RunState, Sight, World
+from actuator.core.world import Action, Listed, Outcome, RunState, Sight, World
 from trimtab.words import LifeCycle
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
@@ -77,8 +78,58 @@ def test_a_floor_does_not_bring_back_a_server_that_may_be_falling_asleep() -> No
     assert rig.broken == []
 
 
+def test_a_second_call_that_is_refused_does_not_settle_the_first() -> None:
+    rig = up()
+    rig.servers["a-0"].slow_sleep_s = 8.0
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    until_asked(rig, "a-0", ActionKind.SLEEP)
+    rig.lose_outcome("a-0")
+    rig.traffic = ("a",)
+    rig.servers["a-0"].sleep_refused = True
+    rig.run(8.0)
+    assert rig.broken == [], "it is still falling asleep"
+    rig.servers["a-0"].sleep_refused = False
+    rig.run(60.0)
+    assert rig.memory.replicas["a-0"].routable, "rolled back: it slept, and was woken"
+    assert rig.broken == []
+
+
+@pytest.mark.parametrize(
+    ("repeated", "busy", "later_s", "told"),
+    [(False, True, 0.0, False), (True, True, 500.0, True), (True, False, 0.0, True), (True, False, 500.0, False)],
+    ids=["the first", "one that may wait for a request", "one that may be under way", "one that timed out long ago"],
+)
+def test_a_failed_call_settles_only_what_it_knows_of(repeated: bool, busy: bool, later_s: float, told: bool) -> None:
+    now_s = 1000.0 + later_s
+    replica = Replica(
+        spec=OVERLAY[0],
+        life_cycle=LifeCycle.DRAINING,
+        since_s=990.0,
+        cause="",
+        told_to_sleep=Told(level=1, since_s=1000.0),
+    )
+    action = Action(kind=ActionKind.SLEEP, replica="a-0", since_s=990.0, repeated=repeated)
+    outcome = Outcome(kind=ActionKind.SLEEP, replica="a-0", ok=False, busy=busy, action=action)
+    after = tick(State(replicas={"a-0": replica}), World(), [outcome], now_s=now_s, limits=LIMITS).state
+    assert (after.replicas["a-0"].told_to_sleep is not None) is told
+
+
+def test_a_server_that_always_refuses_to_sleep_is_shown_again_in_the_end() -> None:
+    rig = up()
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.servers["a-0"].sleep_refused = True
+    until_asked(rig, "a-0", ActionKind.SLEEP)
+    rig.crash()
+    rig.restart()
+    rig.run(200.0)
+    assert rig.memory.replicas["a-0"].routable
+    assert rig.broken == []
+
+
 def test_nothing_leads_from_told_to_sleep_to_active() -> None:
-    told = Replica(spec=OVERLAY[0], life_cycle=LifeCycle.DRAINING, since_s=0.0, cause="", told_to_sleep=2)
+    told = Replica(
+        spec=OVERLAY[0], life_cycle=LifeCycle.DRAINING, since_s=0.0, cause="", told_to_sleep=Told(level=2, since_s=0.0)
+    )
     with pytest.raises(ForbiddenTransition, match="told to sleep"):
         move(told, LifeCycle.ACTIVE, now_s=1.0)
     assert not move(told, LifeCycle.SLEEPING, now_s=1.0).told_to_sleep

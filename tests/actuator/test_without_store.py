@@ -16,6 +16,7 @@ from actuator.core.model import (
     State,
     Step,
     StepKind,
+    Told,
 )
 from actuator.core.tick import fail_static, resume
 from actuator.core.world import World
@@ -53,7 +54,7 @@ def test_an_old_step_that_is_done_does_not_show_what_another_was_told_to_put_to_
     old = release(None, kind=OperationKind.OVERLAY, done=True)
     new = release(ActionKind.SLEEP if told else None, kind=OperationKind.TRANSITION)
     state = State(
-        replicas={DRAINING.name: replace(DRAINING, told_to_sleep=told)},
+        replicas={DRAINING.name: replace(DRAINING, told_to_sleep=Told(level=1, since_s=990.0) if told else None)},
         operations={old.operation_id: old, new.operation_id: new},
         meta=Meta(endpoint_revision=5),
     )

@@ -121,7 +121,7 @@ def move(replica: Replica, target: LifeCycle, *, now_s: float, detail: str = "")
         # Only an active or draining replica has proved that it serves; every other state has to prove it again.
         ready=target in (_A, _D),
         evicting=replica.evicting and target is _D,
-        told_to_sleep=0 if target is _Z else replica.told_to_sleep,
+        told_to_sleep=None if target is _Z else replica.told_to_sleep,
     )
 
 

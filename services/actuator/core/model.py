@@ -102,6 +102,14 @@ class Hold:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Told:
+    """A server was asked to sleep so deep, first at that time, and what came of it is not known."""
+
+    level: int
+    since_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replica:
     """One replica's record; the actuator is its only writer."""
 
@@ -119,10 +127,9 @@ class Replica:
     # At which level it sleeps, or slept last and has not been woken by us since. 0 when it has not, or when it was
     # found asleep and neither it nor its pool says.
     sleep_level: int = 0
-    # Its server was asked to sleep, and what came of that is not known: it may fall asleep at any time. Written before
-    # the server is asked, so whoever works on the replica next knows; while it stands, nothing shows the replica. The
-    # level that it was told; 0 when it was not.
-    told_to_sleep: int = 0
+    # It may fall asleep at any time. Written before its server is asked, so whoever works on the replica next knows;
+    # while it stands, nothing shows the replica.
+    told_to_sleep: Told | None = None
     # The drain deadline has passed: gateways reissue what they can continue elsewhere.
     evicting: bool = False
     # No endpoint set from this revision on shows it; gateways must have acknowledged this one before it may sleep.

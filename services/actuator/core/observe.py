@@ -46,15 +46,31 @@ def hear(d: Draft, outcomes: Iterable[Outcome]) -> None:
     """
     for outcome in outcomes:
         replica = d.replicas.get(outcome.replica)
-        if replica is not None and outcome.since_s not in (None, replica.since_s):
+        action = outcome.action
+        if replica is not None and action is not None and action.since_s != replica.since_s:
             continue
         d.outcomes[outcome.replica] = outcome
-        if replica is None or outcome.kind is not ActionKind.SLEEP or outcome.unsettled:
+        if replica is None or outcome.kind is not ActionKind.SLEEP:
             continue
         if outcome.ok:
             fall_asleep(d, replica, d.claimed().get(replica.name, "slept"))
-        else:
-            d.keep(replace(replica, told_to_sleep=0))
+        elif _settled(d, replica, outcome):
+            d.keep(replace(replica, told_to_sleep=None))
+
+
+def _settled(d: Draft, replica: Replica, outcome: Outcome) -> bool:
+    """Whether a sleep that failed will not happen any more.
+
+    A refusal tells that of its own call. An earlier one may be under way for as long as something is in flight that it
+    waits for, or until all attempts would have timed out.
+    """
+    earlier = outcome.action is not None and outcome.action.repeated
+    if outcome.unsettled or not earlier:
+        return not outcome.unsettled
+    told = replica.told_to_sleep
+    return (
+        not outcome.busy and told is not None and d.now_s - told.since_s > d.limits.max_attempts * d.limits.sleeping_s
+    )
 
 
 def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
@@ -66,7 +82,7 @@ def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
 
 def as_new(replica: Replica) -> Replica:
     """Another process: it has never slept, its first sleep is slow, and nobody told it anything."""
-    return replace(replica, slept_once=False, sleep_level=0, told_to_sleep=0)
+    return replace(replica, slept_once=False, sleep_level=0, told_to_sleep=None)
 
 
 def _adopt(d: Draft, listed: Listed) -> None:

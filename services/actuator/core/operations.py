@@ -187,7 +187,7 @@ def _conclude_rollback(d: Draft, operation: Operation, *, late: bool) -> Operati
         steps = tuple(
             step if step.finished else fail(d, step, f"not rolled back in time: {step.phase}") for step in steps
         )
-    operation = replace(operation, steps=steps)
+        operation = replace(operation, steps=steps)
     if any(not step.finished for step in steps):
         return operation
     failed = [step for step in steps if step.state is OperationState.FAILED]
@@ -200,7 +200,8 @@ def _conclude_rollback(d: Draft, operation: Operation, *, late: bool) -> Operati
 
 def _conclude_overlay(d: Draft, operation: Operation, *, late: bool) -> Operation:
     steps = tuple(_overlay_step(d, step, late=late) for step in operation.steps)
-    operation = replace(operation, steps=steps)
+    if steps != operation.steps:
+        operation = replace(operation, steps=steps)
     if any(not step.finished for step in steps):
         return operation
     bad = [step for step in steps if step.state is not OperationState.SUCCEEDED]

@@ -12,7 +12,7 @@ from actuator.core.draft import Draft
 from actuator.core.guard import guard_broken, note_who_stay
 from actuator.core.ledger import exited
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import ActionKind, Operation, OperationKind, Replica, Step
+from actuator.core.model import ActionKind, Operation, OperationKind, Replica, Step, Told
 from actuator.core.steps import (
     asked,
     drain_timeout_s,
@@ -118,9 +118,19 @@ def _sleep_when_drained(d: Draft, operation: Operation, step: Step, replica: Rep
 
 def ask_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     """Commits: written down before the shell does it, in the record, where it outlives the operation."""
-    level = sleep_level_of(d, replica) or 1
-    d.keep(replace(replica, told_to_sleep=level))
-    d.act(Action(kind=ActionKind.SLEEP, replica=replica.name, address=replica.address, sleep_level=level))
+    level, before = sleep_level_of(d, replica) or 1, replica.told_to_sleep
+    if before is None or before.level < level:
+        told = Told(level=level, since_s=d.now_s if before is None else before.since_s)
+        d.keep(replace(replica, told_to_sleep=told))
+    d.act(
+        Action(
+            kind=ActionKind.SLEEP,
+            replica=replica.name,
+            address=replica.address,
+            sleep_level=level,
+            repeated=before is not None,
+        )
+    )
     return asked(step, ActionKind.SLEEP, "falling asleep")
 
 
@@ -162,7 +172,8 @@ def fall_asleep(d: Draft, replica: Replica, reason: str) -> Replica:
     """
     sight = d.sight(replica.name)
     said = sight.sleep_level if sight is not None else None
-    level = max(said or replica.told_to_sleep or sleep_level_of(d, replica), replica.sleep_level)
+    told = replica.told_to_sleep.level if replica.told_to_sleep is not None else sleep_level_of(d, replica)
+    level = max(said or told, replica.sleep_level)
     replica = d.move(replica, LifeCycle.SLEEPING)
     replica = holds.lift(holds.lift(replica, HoldOwner.START_UP), HoldOwner.SOFT_SCALE_IN)
     replica = holds.put(replica, HoldOwner.RELEASE, reason=reason, now_s=d.now_s)

@@ -108,7 +108,7 @@ def _give_up(d: Draft, step: Step) -> Step | None:
 
 def told_to_sleep(d: Draft, replica: Replica) -> bool:
     """Whether its server is, or may be, falling asleep, or has just said that it will not."""
-    return replica.told_to_sleep > 0 or d.outcome(replica.name, ActionKind.SLEEP) is not None
+    return replica.told_to_sleep is not None or d.outcome(replica.name, ActionKind.SLEEP) is not None
 
 
 def asked(step: Step, kind: ActionKind, text: str) -> Step:

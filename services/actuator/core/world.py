@@ -104,8 +104,10 @@ class Action:
     # For SLEEP: how deep. For WAKE: how deep it slept; at level 2 its weights have to be loaded again.
     sleep_level: int = 1
     model: str = ""
-    # Since when the replica's record has been in its state, as the core asked; the outcome gives it back.
+    # Since when the replica's record has been in its state, as the core asked.
     since_s: float = 0.0
+    # For SLEEP: it was asked before, and that call may be under way.
+    repeated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,5 +126,5 @@ class Outcome:
     unsettled: bool = False
     # What a canary's server calls its model.
     served_model: str = ""
-    # The action's. An outcome speaks of the record as it stood then; None: of the record as it stands.
-    since_s: float | None = None
+    # What was asked; None: just now, for the first time.
+    action: Action | None = None

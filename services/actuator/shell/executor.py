@@ -60,7 +60,7 @@ class Executor:
             outcome = await run[action.kind](action)
         finally:
             del self._tasks[action.replica]
-            outcome = replace(outcome, since_s=action.since_s)
+            outcome = replace(outcome, action=action)
             if not outcome.ok and not outcome.busy:
                 log.warning("action failed", action=action.kind.value, replica=action.replica, error=outcome.error)
             self._on_outcome(outcome)
