@@ -38,6 +38,7 @@ from simulator.fitting.targets import TARGETS, Target
 from simulator.fitting.timing import TimingFit, cross_check, fit_from_servingsim
 from simulator.material import MEANING, MaterialError, perf_folder
 from simulator.profiles import parse_profile
+from trimtab import usage
 
 _MEMORY_SHARE = 0.85
 """Part of a GPU's memory that an awake server takes; the rest is for sleepers on the same GPU."""
@@ -230,4 +231,4 @@ def _summary(model: IterationModel) -> str:
 
 
 if __name__ == "__main__":
-    command()
+    usage.run(command, "fit_profiles")

@@ -19,6 +19,7 @@ from simulator.fleet.fleet import Fleet, FleetSettings
 from simulator.fleet.model import DEFAULT_INVENTORY, ConflictError, FleetConfigError, load_inventory
 from simulator.fleet.replica import Scales, bind
 from simulator.profiles import ProfileError, load_profiles
+from trimtab import usage
 
 log = structlog.get_logger(__name__)
 
@@ -100,4 +101,4 @@ def main() -> None:
     """Entry point; every flag has an environment variable, `TRIMTAB_FLEET_PORT` for `--port`."""
     app = typer.Typer(add_completion=False, context_settings={"auto_envvar_prefix": "TRIMTAB_FLEET"})
     app.command()(run)
-    app()
+    usage.run(app, "simulator.fleet")

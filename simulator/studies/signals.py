@@ -29,6 +29,7 @@ from simulator.studies.runs import (
     scaled,
     steps,
 )
+from trimtab import usage
 
 PROFILE = "h100-70b-tp4"
 _SERVICES = {"A": SERVICE_A, "B": SERVICE_B}
@@ -144,4 +145,4 @@ def _findings_table(study: Study) -> Table:
 
 
 if __name__ == "__main__":
-    command()
+    usage.run(command, "simulator.studies.signals")

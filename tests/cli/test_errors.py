@@ -179,3 +179,44 @@ def test_a_table_that_the_material_lacks_is_named_with_where_they_are_listed(tmp
     line = the_line(run("simulate", "profile", "--material", str(tmp_path)))
     assert f"{tmp_path}/data/perf/aiconfigurator/silicon_e2e.csv.gz: no such table" in line
     assert "docs/profiles.md" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["status", "--bogus"], "no such option: --bogus (see `trimtab status --help`)"),
+        (["explain"], "missing argument 'DECISION' (see `trimtab explain --help`)"),
+        (["calibrate", "--profile", "h100-8b-tp1"], "missing option '--slo-ttft'"),
+        (["evaluate", "smoke", "--seeds", "many"], "invalid value for '--seeds'"),
+        (["up", "--port-base", "0"], "'--port-base'"),
+        (["calibrate", "--slo-ttft", "1", "--slo-tpot", "1", "--form", "round"], "'answers', 'fixed'"),
+        (["status", "a", "b"], "unexpected extra argument"),
+        (["nosuch"], "no such command 'nosuch' (see `trimtab --help`)"),
+        (["simulate", "profil"], "(see `trimtab simulate --help`)"),
+        (["apply", "-f"], "'-f'"),
+    ],
+    ids=lambda item: " ".join(item) if isinstance(item, list) else "",
+)
+def test_a_command_line_that_is_wrong_is_told_in_one_line(argv: list[str], words: str) -> None:
+    done = run(*argv)
+    assert done.returncode == 2
+    line = the_line(done)
+    assert line.startswith("trimtab: ")
+    assert words in line
+    assert "--help`)" in line
+
+
+@pytest.mark.parametrize("module", ["traces", "fleet", "studies.signals"])
+def test_so_it_is_by_the_simulators_own_commands(module: str) -> None:
+    command = [sys.executable, "-m", f"simulator.{module}", "--bogus"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert the_line(done).startswith(f"simulator.{module}: no such option: --bogus ")
+
+
+def test_without_a_command_there_is_help_and_with_it_a_status_of_success() -> None:
+    bare, asked = run(), run("--help")
+    assert (bare.returncode, asked.returncode) == (2, 0)
+    assert "Usage: trimtab" in bare.stdout
+    assert "Traceback" not in bare.stderr
+    assert "Usage: trimtab" in asked.stdout

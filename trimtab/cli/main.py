@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab import __version__
+from trimtab import __version__, usage
 from trimtab.cli import (
     calibrate,
     chaos,
@@ -71,12 +71,16 @@ app.command("version")(version_command)
 def main() -> None:
     """Runs the command line; never shows a traceback for what the reader can mend."""
     try:
-        app()
+        status = usage.invoke(app, "trimtab")
     except CommandError as error:
         print_error(str(error))
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        status = 1
+    except usage.UsageError as error:
+        print_error(str(error))
+        status = usage.USAGE_STATUS
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    sys.exit(status)
 
 
 if __name__ == "__main__":
