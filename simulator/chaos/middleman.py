@@ -61,7 +61,7 @@ class Middleman:
         if self._registry is None:
             return True
         try:
-            head, _ = await self._registry.look()
+            head = await self._registry.head()
         except (StoreUnavailable, CorruptEntry):
             return False
         return head is not None and head.revision <= self.newest_revision

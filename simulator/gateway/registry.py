@@ -2,8 +2,8 @@
 
 One exchange does both: the word is written and the registry's head read in one transaction, at once when there is news
 and otherwise at an interval, which is the lease's heartbeat and finds what news was lost. A set is read when the head
-names another revision than the one that is routed by. Nothing is routed to before the first word stands in the store,
-so that an actuator that hides a replica later knows whom to wait for.
+is another one than before. Nothing is routed to before the first word stands in the store, so that an actuator that
+hides a replica later knows whom to wait for.
 
 A store that is away, or holds nothing, leaves the last set in force.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from simulator.gateway.metrics import GatewayMetrics
 from simulator.gateway.routes import ClusterRoutes
+from trimtab.api.actuator.v1.registry_pb2 import RegistryHead
 from trimtab.errors import StartupError
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -38,6 +39,7 @@ class RegistryLink:
         self._acknowledge_s = acknowledge_s
         self._schema_checked = False
         self._told: tuple[int, bytes] | None = None
+        self._head: RegistryHead | None = None
         self._news = asyncio.Event()
         self._up.set(0)
         routes.join(_WAY, self._news.set)
@@ -85,10 +87,12 @@ class RegistryLink:
         if heard.head is None:
             self._nobody("the store holds no set", stalls)
             return
-        if heard.head.revision != self._routes.revision:
+        # A service that comes or goes without an endpoint changes the head and not the revision.
+        if heard.head != self._head or heard.head.revision < (self._routes.revision or 0):
             endpoint_set = await self._registry.read()
             if endpoint_set is not None:
                 self._routes.offer(endpoint_set, reigned=heard.reigned)
+            self._head = heard.head
         self._up.set(1)
         if not heard.reigned:
             self._routes.quiet(_WAY, "no actuator speaks for the cluster")

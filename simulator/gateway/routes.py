@@ -128,7 +128,8 @@ class ClusterRoutes:
         self._metrics.revision.labels(self.cluster).set(response.revision)
         if before is None:
             self._on_first_set()
-        self._tell()
+        if before != response.revision:
+            self._tell()
 
     # Whether it is stale
 

@@ -91,7 +91,7 @@ async def test_a_gateway_that_starts_while_no_actuator_is_there_serves_and_is_kn
     assert await gateway.ask("code") == "length"
     assert misrouted(stack) == 0
     async with store_of(stack) as registry:
-        head, words = await registry.look()
+        head, (_, words) = await registry.head(), await registry.look()
         word = pb.AcknowledgeEndpointsRequest.FromString(words[GATEWAY])
         assert head is not None
         assert word.revision == head.revision
@@ -185,7 +185,7 @@ async def test_a_store_that_restarts_under_a_gateway_takes_nothing_away_and_is_f
     async with store_of(stack) as registry:
 
         async def followed() -> bool:
-            head, words = await registry.look()
+            head, (_, words) = await registry.head(), await registry.look()
             word = pb.AcknowledgeEndpointsRequest.FromString(words.get(GATEWAY, b""))
             return head is not None and word.revision == head.revision >= before
 

@@ -204,7 +204,16 @@ async def test_the_set_is_written_in_one_step_with_the_records_and_only_when_it_
     await rig.store(SHOWN, token=5)
     found = await rig.registry.read()
     assert [service.service for service in found.services] == [ACTIVE.spec.service]
-    assert (await rig.registry.look())[0].reign == 5
+    assert (await rig.registry.head()).reign == 5
+
+
+async def test_what_an_actuator_of_another_version_left_there_is_replaced(rig: Rig, store: Store) -> None:
+    await store.redis.hset(keys.endpoints("local"), mapping={"@head": b"\xff", "old-service": b"\xff"})
+    await rig.look()
+    await rig.store(SHOWN)
+    await rig.look()
+    found = await rig.registry.read()
+    assert [service.service for service in found.services] == [ACTIVE.spec.service]
 
 
 @pytest.mark.parametrize("loss", ["everything", "the last write", "written over", "garbled"])
@@ -225,7 +234,7 @@ async def test_a_store_that_lost_the_set_is_noticed_before_anything_is_decided(
         await store.redis.hset(keys.endpoints("local"), "@head", head.SerializeToString())
     else:
         await store.redis.hset(keys.endpoints("local"), "@head", b"\xff")
-    with pytest.raises(StoreUnavailable, match="does not hold what was written"):
+    with pytest.raises(StoreUnavailable, match="does not hold the endpoint set"):
         await rig.look()
     await rig.store(HIDDEN, token=3 if loss == "written over" else 1)
     await rig.look()

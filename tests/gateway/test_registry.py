@@ -41,14 +41,18 @@ class Writer:
         """Takes the cluster's lease."""
         self.token = await self.lease.acquire_or_renew() or 0
 
-    async def write(self, revision: int, *endpoints: tuple[str, str, "pb.EndpointState.ValueType"]) -> None:
-        """(replica, address, state) of the service chat."""
+    async def write(
+        self, revision: int, *endpoints: tuple[str, str, "pb.EndpointState.ValueType"], also: str = "chat"
+    ) -> None:
+        """(replica, address, state) of the service chat; `also`: one without an endpoint."""
         found = [
             pb.Endpoint(replica=replica, address=address, state=state, role=types_pb2.ROLE_COLOCATED, model="chat")
             for replica, address, state in endpoints
         ]
         head = self.registry.new_head(revision=revision, reign=1, lease_s=3.0, now_s=time.time())
-        services = service_bytes([pb.ServiceEndpoints(service="chat", endpoints=found)])
+        services = service_bytes(
+            [pb.ServiceEndpoints(service=also), pb.ServiceEndpoints(service="chat", endpoints=found)]
+        )
         await fenced_write(self.store, OWNER, self.token, self.registry.commands(None, services, head))
 
     async def word(self) -> pb.AcknowledgeEndpointsRequest | None:
@@ -181,6 +185,22 @@ async def test_a_store_that_comes_late_or_in_another_layout_is_no_reason_to_end(
     assert await writer.word() is None, "nothing is written to a store of another schema"
     await writer.store.redis.delete(keys.SCHEMA)
     assert await asked == 200
+
+
+async def test_a_service_that_comes_without_an_endpoint_is_known_though_the_revision_stays(
+    gateway: Any, own_store: EmbeddedStore, writer: Writer
+) -> None:
+    a = await gateway.server("a")
+    await writer.write(7, ("a", a.address, ROUTABLE))
+    await start(gateway, own_store, max_hold_s=0.2)
+    await writer.confirmed(7)
+    assert (await gateway.complete(model="new", prompt="x"))[0] == 404
+    await writer.write(7, ("a", a.address, ROUTABLE), also="new")
+    statuses: list[int] = []
+    while len(statuses) < 400 and 503 not in statuses:
+        statuses.append((await gateway.complete(model="new", prompt="x"))[0])
+    assert set(statuses) <= {404, 503}
+    assert statuses[-1] == 503, "held, for want of a replica"
 
 
 async def test_two_ways_to_one_cluster_are_one_and_the_newest_set_counts(

@@ -103,8 +103,9 @@ async def test_a_gateway_speaks_and_sees_in_one_step_who_writes_there(store: Sto
     heard = await registry.speak(word, is_news=True)
     assert heard.head is not None
     assert (heard.head.revision, heard.head.reign, heard.reigned) == (7, 1, True)
-    head, words = await registry.look()
-    assert head == heard.head
+    raw, words = await registry.look()
+    assert raw == heard.head.SerializeToString()
+    assert await registry.head() == heard.head
     assert words == {"g": word.SerializeToString()}
     await lease.release()
     assert (await registry.speak(word, is_news=False)).reigned is False

@@ -88,14 +88,19 @@ class EndpointRegistry:
             write_time=stamp,
         )
 
-    async def look(self) -> tuple[registry_pb2.RegistryHead | None, Mapping[str, bytes]]:
-        """The head that stands there, and gateway → its last word. Raises ``StoreUnavailable``, ``CorruptEntry``."""
+    async def look(self) -> tuple[bytes | None, Mapping[str, bytes]]:
+        """The head as it stands there, and gateway → its last word. Raises ``StoreUnavailable``."""
         pipeline = self._store.redis.pipeline(transaction=True)
         pipeline.hget(self._key, HEAD)
         pipeline.hgetall(self._words)
         raw, found = await pipeline.execute()
         words = {name.decode("utf-8", "replace"): word for name, word in sorted(found.items())}
-        return None if raw is None else self._head(raw), words
+        return raw, words
+
+    async def head(self) -> registry_pb2.RegistryHead | None:
+        """The head alone; None in a store that holds no set. Raises ``StoreUnavailable``, ``CorruptEntry``."""
+        raw = await cast("Any", self._store.redis.hget(self._key, HEAD))
+        return None if raw is None else self._head(raw)
 
     async def forget(self, gateway: str, word: bytes) -> None:
         """Remove a word, unless the gateway has spoken since it was read. Raises ``StoreUnavailable``."""

@@ -14,7 +14,7 @@ more: the controller then reads everything again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -30,8 +30,16 @@ from trimtab.store.registry import EndpointRegistry, service_bytes
 
 log = structlog.get_logger(__name__)
 
-_Mark = tuple[int, int]
-"""(revision, reign)."""
+
+@dataclass(frozen=True)
+class _Standing:
+    """A set as it was written."""
+
+    revision: int
+    reign: int
+    names: frozenset[str]
+    services: Mapping[str, bytes]
+    head: bytes
 
 
 class RegistryRouting:
@@ -53,10 +61,9 @@ class RegistryRouting:
         self._grace_s = grace_s
         self._now_s = now_s
         self._monotonic = monotonic
-        # What stands in the store for certain: the services' bytes, for which services, and by which head.
-        self._standing: dict[str, bytes] | None = None
-        self._standing_for: tuple[_Mark, frozenset[str]] | None = None
-        self._writing: tuple[dict[str, bytes], tuple[_Mark, frozenset[str]]] | None = None
+        # What stands in the store for certain, and what is being written.
+        self._standing: _Standing | None = None
+        self._writing: _Standing | None = None
         self._words: dict[str, bytes] = {}
         self._looked_at = float("-inf")
         self._forgotten: list[str] = []
@@ -65,26 +72,25 @@ class RegistryRouting:
 
     def to_store(self, new: State, token: int) -> Sequence[tuple[Argument, ...]]:
         """The services that changed and the head; everything in a new reign, or where it is not known what stands."""
-        mark = (new.meta.endpoint_revision, token), services_of(new)
         self._writing = None
-        if mark == self._standing_for:
+        names, old = services_of(new), self._standing
+        if old is not None and (old.revision, old.reign, old.names) == (new.meta.endpoint_revision, token, names):
             return ()
-        if self._standing_for is not None and self._standing_for[0][1] != token:
-            self._standing = None
         endpoint_set = set_of(new, cluster=self._registry.cluster, lease_s=self._lease_s)
-        services = service_bytes(endpoint_set.services)
-        self._writing = services, mark
         head = self._registry.new_head(
             revision=endpoint_set.revision, reign=token, lease_s=self._lease_s, now_s=self._now_s()
         )
-        return self._registry.commands(self._standing, services, head)
+        services = service_bytes(endpoint_set.services)
+        self._writing = _Standing(endpoint_set.revision, token, names, services, head.SerializeToString())
+        before = old.services if old is not None and old.reign == token else None
+        return self._registry.commands(before, services, head)
 
     def stored(self, *, certain: bool) -> None:
         """Takes note of what stands there."""
         if not certain:
-            self._standing = self._standing_for = None
+            self._standing = None
         elif self._writing is not None:
-            self._standing, self._standing_for = self._writing
+            self._standing = self._writing
         self._writing = None
 
     # What is heard
@@ -92,16 +98,10 @@ class RegistryRouting:
     async def look(self, newest_revision: int) -> None:
         """Every word that is new. Raises ``StoreUnavailable``, also when the store has lost what was written to it."""
         await self._forget()
-        try:
-            head, words = await self._registry.look()
-        except CorruptEntry as error:
+        head, words = await self._registry.look()
+        if self._standing is not None and head != self._standing.head:
             self.stored(certain=False)
-            raise StoreUnavailable(f"it does not hold what was written to it: {error}") from error
-        if self._standing_for is not None:
-            standing = None if head is None else (head.revision, head.reign)
-            if standing != self._standing_for[0]:
-                self.stored(certain=False)
-                raise StoreUnavailable(f"it does not hold what was written to it: {standing} in place of the last set")
+            raise StoreUnavailable("it does not hold the endpoint set that was written to it")
         self._take(words, newest_revision)
 
     def _take(self, words: Mapping[str, bytes], newest_revision: int) -> None:
