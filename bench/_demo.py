@@ -1,7 +1,8 @@
 """The demo's pool live and on virtual time, for ``bench.agreement --demo``: the same trace, Pool and ServicePolicies.
 
-With Trimtab deciding, a small difference in time becomes another transition, so that runs differ among themselves: on
-virtual time the trace is begun at several moments between two beats of the controller, and medians are compared.
+With Trimtab deciding, a small difference in time becomes another transition, so that it matters at which moment between
+two of the controller's beats the trace begins. On virtual time it is begun at several; those near the live moment are
+compared, by their medians, and the others say how much depends on it.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,12 @@ from trimtab.config.resources import Pool, ServicePolicy
 
 GPU_MEMORY_GIB = 40.0
 PASSES = ("policy", "static")
-PHASES = 8
+BEAT_S = 1.0
+"""From window to window, which end at multiples of it on the clock, live and on virtual time."""
+PHASES = 16
 """Beginnings of the trace between two beats; without a policy there is nothing to differ."""
+NEAR = 1 / 8
+"""Of a beat: so far from the live beginning counts as near it. What is read and decided takes as long, live."""
 Quantiles = dict[str, dict[str, dict[str, float]]]
 """Service → p50 or p95 → latency → seconds."""
 
@@ -109,31 +114,46 @@ def quantiles_of_run(result: RunResult) -> Quantiles:
 
 
 def compared_demo(*, seconds: float, seed: int, folder: Path, port: int) -> dict[str, Any]:
-    """Both passes live, and on virtual time: by pass, service and quantile the figures and their relative errors."""
+    """Both passes live, and on virtual time: by pass, service and quantile the figures and their relative errors.
+
+    `virtual_s` is the median of the runs that begin near the live moment, `least_s` and `most_s` are of all runs.
+    """
     before = os.getloadavg()[0]
     summary = live_demo(seconds=seconds, seed=seed, folder=folder, port=port)
     after = os.getloadavg()[0]
     found: dict[str, Any] = {"load_average": {"before": before, "after": after}}
     for name in PASSES:
         live = quantiles_of_summary(summary, name)
-        phases = PHASES if name == "policy" else 1
-        runs = [virtual_demo(name, seconds=seconds, seed=seed, phase_s=number / phases) for number in range(phases)]
+        phases = [number * BEAT_S / PHASES for number in range(PHASES)] if name == "policy" else [0.0]
+        runs = [virtual_demo(name, seconds=seconds, seed=seed, phase_s=phase_s) for phase_s in phases]
+        began_s = summary["results"][name]["summary"]["started_unix_s"] % BEAT_S
+        near = near_phases(phases, began_s)
         found[name] = {
+            "began_s": began_s,
+            "compared_s": [phases[position] for position in near],
             "sent_late_max_s": summary["results"][name]["summary"]["max_late_s"],
             "transitions": {
                 "live": summary["results"][name]["transitions"],
                 "virtual": [run.transitions for run in runs],
             },
-            "services": _errors(live, [quantiles_of_run(run) for run in runs]),
+            "services": _errors(live, [quantiles_of_run(run) for run in runs], near),
         }
     return found
 
 
-def _errors(live: Quantiles, runs: list[Quantiles]) -> dict[str, Any]:
+def near_phases(phases: Sequence[float], began_s: float) -> list[int]:
+    """Positions of those near the live beginning, round the beat; all of them where there is one alone."""
+    if len(phases) == 1:
+        return [0]
+    away_s = [abs((phase_s - began_s + BEAT_S / 2) % BEAT_S - BEAT_S / 2) for phase_s in phases]
+    return [position for position, far_s in enumerate(away_s) if far_s <= NEAR * BEAT_S]
+
+
+def _errors(live: Quantiles, runs: Sequence[Quantiles], near: Sequence[int]) -> dict[str, Any]:
     return {
         service: {
             share: {
-                latency: _against(seconds, [run[service][share][latency] for run in runs])
+                latency: _against(seconds, [run[service][share][latency] for run in runs], near)
                 for latency, seconds in latencies.items()
             }
             for share, latencies in shares.items()
@@ -142,8 +162,8 @@ def _errors(live: Quantiles, runs: list[Quantiles]) -> dict[str, Any]:
     }
 
 
-def _against(live_s: float, virtual_s: list[float]) -> dict[str, float]:
-    middle_s = float(np.median(virtual_s))
+def _against(live_s: float, virtual_s: Sequence[float], near: Sequence[int]) -> dict[str, float]:
+    middle_s = float(np.median([virtual_s[position] for position in near]))
     return {
         "live_s": live_s,
         "virtual_s": middle_s,

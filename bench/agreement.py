@@ -247,7 +247,8 @@ def _print_demo(found: dict[str, Any]) -> None:
         moved = ", ".join(str(count) for count in one["transitions"]["virtual"])
         print(
             f"  {name}: sent late by at most {one['sent_late_max_s']:.3f} s; transitions live "
-            f"{one['transitions']['live']}, virtual {moved}"
+            f"{one['transitions']['live']}, virtual {moved}; begun {one['began_s']:.2f} s after a beat, compared with "
+            f"{', '.join(f'{phase_s:.2f}' for phase_s in one['compared_s'])}"
         )
         for service, shares in one["services"].items():
             for share, latencies in shares.items():

@@ -85,6 +85,8 @@ class PassSummary:
     services: tuple[ServiceSummary, ...]
     outcomes: dict[str, int]
     max_late_s: float
+    started_unix_s: float
+    """When the trace began, by the client's clock."""
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -102,7 +104,7 @@ def summarise(report: ReplayReport, slos: Mapping[str, Slo]) -> PassSummary:
     duration_s = max(report.duration_s, 1e-9)
     services = tuple(_service(name, by_service[name], slos, duration_s) for name in sorted(by_service))
     total = _service("all", report.records, slos, duration_s)
-    return PassSummary(total, services, report.outcomes, report.max_late_s)
+    return PassSummary(total, services, report.outcomes, report.max_late_s, report.started_unix_s)
 
 
 def _service(name: str, records: Sequence[RequestRecord], slos: Mapping[str, Slo], duration_s: float) -> ServiceSummary:

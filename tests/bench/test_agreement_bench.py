@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench._demo import near_phases
 from bench.agreement import BAR, bars, compared, errors, live_servers, made_trace
 from simulator.profiles import packaged_profiles
 from simulator.traces.shaping import clip_lengths
@@ -39,3 +40,15 @@ def test_a_bar_holds_the_error_of_every_case_and_latency_and_fails_by_the_worst(
     assert first["name"] == "live_offline_p50_error"
     assert first["value"] == {"colocated ttft": pytest.approx(0.05), "colocated e2e": pytest.approx(0.05)}
     assert (first["ok"], second["ok"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("began_s", "expected"),
+    [(0.5, [0.375, 0.5, 0.625]), (0.97, [0.0, 0.875]), (0.06, [0.0, 0.125]), (0.25, [0.125, 0.25, 0.375])],
+)
+def test_virtual_runs_that_begin_near_the_live_one_are_compared_round_the_beat(
+    began_s: float, expected: list[float]
+) -> None:
+    phases = [number / 8 for number in range(8)]
+    assert [phases[position] for position in near_phases(phases, began_s)] == expected
+    assert near_phases([0.0], began_s) == [0]

@@ -1,5 +1,6 @@
 """Figures of passes: golden values by hand, and what a lost request may never do."""
 
+import dataclasses
 import io
 import json
 
@@ -62,6 +63,11 @@ def test_lost_requests_are_no_latencies():
     assert (summary.total.ttft.count, summary.total.ttft.p99_s) == (1, 0.2)
     nothing = summarise(report(record(0, outcome=Outcome.CONNECTION)), SLOS).total
     assert (nothing.slo_attainment, nothing.ttft.p95_s, nothing.e2e.mean_s) == (0.0, None, None)
+
+
+def test_a_summary_says_when_its_trace_began():
+    begun = dataclasses.replace(report(record(0)), started_unix_s=1_800_000_000.25)
+    assert summarise(begun, SLOS).to_json()["started_unix_s"] == 1_800_000_000.25
 
 
 def test_service_without_slo_is_named():
