@@ -82,6 +82,12 @@ class Timeline:
         return max(ends) if ends else None
 
     @property
+    def routable_s(self) -> float | None:
+        """When the woken server was shown."""
+        ends = [one.ended_s for one in self.stages if one.kind == "wake" and one.ended_s is not None]
+        return max(ends) if ends else None
+
+    @property
     def first_window(self) -> WindowSeen | None:
         """The first that ended after the step and shows demand."""
         return next((one for one in self.windows if one.ended_s > 0.0 and one.shows_demand), None)

@@ -82,8 +82,26 @@ class Measured:
             "steps": len(self.steps),
             "missed": self.missed,
             **{name: percentiles(values) for name, values in stages.items() if values},
+            "beyond_profile_s": {
+                name: percentiles(values) for name, values in self.beyond_profile_s().items() if values
+            },
             "wake_calls_s": [round(step.called_s, 3) for step in self.steps],
         }
+
+    def beyond_profile_s(self) -> dict[str, list[float]]:
+        """How much longer it took than drain and profile say, in seconds: a release, from hidden to asleep; a wake, from
+        the call to the routable server. A release whose requests ended before the deadline is left out."""
+        lifecycle = packaged_profiles()[PROFILE].lifecycle
+        released = [
+            stage.ended_s - stage.began_s - DRAIN_S - lifecycle.sleep_s
+            for step in self.steps
+            for stage in step.stages
+            if stage.kind == "release" and stage.ended_s is not None
+        ]
+        woken = [
+            step.routable_s - step.called_s - lifecycle.wake_s for step in self.steps if step.routable_s is not None
+        ]
+        return {"release": [value for value in released if value >= 0.0], "wake": woken}
 
     @property
     def p99_s(self) -> float | None:
@@ -101,6 +119,16 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     """Median, p90, p99 and the largest."""
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     return {name: round(percentile(values, share), 3) for name, share in shares.items()}
+
+
+@dataclass(frozen=True)
+class Called:
+    """A step's wake call, in Unix seconds, and how long each process waited for a CPU in between."""
+
+    replica: str
+    since_s: float
+    called_s: float
+    cpu_wait_s: dict[str, float]
 
 
 class Bench:
@@ -139,24 +167,30 @@ class Bench:
                 await asyncio.sleep(1.0 + source.random() * (SCRAPE_S + FAST_S))
                 burst = asyncio.create_task(self._burst(cell.service))
                 try:
-                    await self._measure(cell, number)
+                    called = await self._await_call(cell)
                 except BaseException:
                     burst.cancel()
                     raise
             await burst
+            measured = self.measured[cell.kind]
+            if called is None:
+                measured.missed.append(f"{cell.service}, step {number}: no wake within {STEP_TIMEOUT_S:g} s")
+            else:
+                measured.steps.append(await self._timeline(cell, called))
 
-    async def _measure(self, cell: Cell, number: int) -> None:
+    async def _await_call(self, cell: Cell) -> Called | None:
+        """The wake call that a step beginning now brings; None when it brings none in time."""
         since_s = time.time()
-        waits_s = cpu_waits_s(self._pids())
-        measured = self.measured[cell.kind]
+        before_s = cpu_waits_s(self._pids())
         give_up_s = time.monotonic() + STEP_TIMEOUT_S
         while time.monotonic() < give_up_s:
             for name, called_s in (await self._wake_calls(cell.service)).items():
                 if called_s > since_s:
-                    measured.steps.append(await self._timeline(cell, name, since_s, called_s, waits_s))
-                    return
+                    waits_s = cpu_waits_s(self._pids())
+                    waits_s = {key: round(waits_s[key] - before_s[key], 3) for key in waits_s if key in before_s}
+                    return Called(name, since_s, called_s, waits_s)
             await asyncio.sleep(0.1)
-        measured.missed.append(f"{cell.service}, step {number}: no wake within {STEP_TIMEOUT_S:g} s")
+        return None
 
     def _pids(self) -> dict[str, int]:
         found = {name: self._supervisor.pid(name) for name in PROCESSES}
@@ -172,32 +206,42 @@ class Bench:
             if item["service"] == service and item["wake_called_at"] is not None
         }
 
-    async def _timeline(
-        self, cell: Cell, replica: str, since_s: float, called_s: float, waits_s: Mapping[str, float]
-    ) -> Timeline:
-        now_waits_s = cpu_waits_s(self._pids())
-        pool = f"pool-{cell.service}"
-        listed = await self._services.actuator.ListOperations(
-            actuator_pb2.ListOperationsRequest(page_size=100), timeout=CALL_S
-        )
-        operation = next(
-            item
-            for item in listed.operations
-            if item.subject == pool and any(step.replica == replica for step in item.steps)
-        )
+    async def _operation(self, cell: Cell, called: Called) -> actuator_pb2.Operation:
+        """The one that made the call, when it has ended or some seconds are over."""
+        give_up_s = time.monotonic() + CALL_S
+        while True:
+            listed = await self._services.actuator.ListOperations(
+                actuator_pb2.ListOperationsRequest(page_size=100), timeout=CALL_S
+            )
+            found = next(
+                item
+                for item in listed.operations
+                if item.subject == f"pool-{cell.service}"
+                and called.since_s <= item.create_time.ToNanoseconds() / 1e9 <= called.called_s
+                and any(step.replica == called.replica for step in item.steps)
+            )
+            ended = all(step.HasField("end_time") for step in found.steps)
+            if ended or time.monotonic() > give_up_s:
+                return found
+            await asyncio.sleep(0.2)
+
+    async def _timeline(self, cell: Cell, called: Called) -> Timeline:
+        since_s = called.since_s
+        operation = await self._operation(cell, called)
         reply = await self._services.policy.ListDecisions(
             policy_pb2.ListDecisionsRequest(page_size=200), timeout=CALL_S
         )
         decision = next(item for item in reply.decisions if item.decision_id == operation.decision_id)
+        read = {"since_s": since_s, "until_s": called.called_s}
         return Timeline(
             cell=cell.service,
             decided_s=decision.decide_time.ToNanoseconds() / 1e9 - since_s,
             accepted_s=operation.create_time.ToNanoseconds() / 1e9 - since_s,
-            called_s=called_s - since_s,
-            windows=await windows_of(self._store, cell.service, since_s=since_s, until_s=called_s),
-            decisions=decisions_of(reply.decisions, pool, cell.service, since_s=since_s, until_s=called_s),
+            called_s=called.called_s - since_s,
+            windows=await windows_of(self._store, cell.service, **read),
+            decisions=decisions_of(reply.decisions, f"pool-{cell.service}", cell.service, **read),
             stages=stages_of(operation, since_s=since_s),
-            cpu_wait_s={name: round(now_waits_s[name] - waits_s[name], 3) for name in now_waits_s if name in waits_s},
+            cpu_wait_s=called.cpu_wait_s,
         )
 
     async def _apply(self, cell: Cell, *, armed: bool) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bench._wake_cells import DRAIN_S, FAST_S, Cell
+from bench._wake_cells import DRAIN_S, FAST_S, PROFILE, Cell
 from bench._wake_timeline import Stage, Timeline, WindowSeen, cpu_waits_s, decisions_of, stages_of, windows_of
 from bench.wake import SCRAPE_S, Measured, bars, percentile
 from policy_engine.core.decision import encode_input
 from policy_engine.core.pool import PoolInput, PoolState
 from policy_engine.core.signals import RoleSignals
 from policy_engine.core.vocabulary import MemberKey
+from simulator.profiles import packaged_profiles
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
@@ -98,6 +99,21 @@ def test_the_parts_of_a_step_add_up_and_say_who_was_waited_for(what: str) -> Non
     times = [float(line.split()[0]) for line in step.lines()[1:]]
     assert times == sorted(times)
     assert len(times) == len(windows) + 5
+
+
+def test_what_a_release_and_a_wake_take_beyond_the_profile_is_told_apart() -> None:
+    sleep_s, wake_s = packaged_profiles()[PROFILE].lifecycle.sleep_s, packaged_profiles()[PROFILE].lifecycle.wake_s
+    stages = [
+        Stage(kind="release", replica="a", began_s=1.0, ended_s=1.0 + DRAIN_S + sleep_s + 0.2),
+        Stage(kind="wake", replica="b", began_s=1.0, ended_s=5.0 + wake_s + 0.1),
+    ]
+    early = [Stage(kind="release", replica="a", began_s=1.0, ended_s=1.5 + sleep_s)]
+    steps = [Timeline(cell="c", decided_s=0.5, accepted_s=1.0, called_s=5.0, stages=one) for one in (stages, early)]
+    beyond_s = Measured(steps=steps).beyond_profile_s()
+    assert {name: [round(value, 6) for value in values] for name, values in beyond_s.items()} == {
+        "release": [0.2],
+        "wake": [0.1],
+    }
 
 
 async def test_windows_are_read_with_the_time_at_which_they_were_written(store: Store) -> None:
