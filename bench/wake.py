@@ -89,7 +89,7 @@ class Measured:
         }
 
     def beyond_profile_s(self) -> dict[str, list[float]]:
-        """How much longer it took than drain and profile say, in seconds: a release, from hidden to asleep; a wake, from
+        """Seconds beyond what drain and profile say: of a release, from hidden to asleep; of a wake, from
         the call to the routable server. A release whose requests ended before the deadline is left out."""
         lifecycle = packaged_profiles()[PROFILE].lifecycle
         released = [
