@@ -258,6 +258,19 @@ def test_a_gateway_that_nobody_wrote_down_counts_after_a_crash() -> None:
     assert rig.broken == []
 
 
+def test_the_time_in_which_no_actuator_was_there_is_not_the_gateways_fault() -> None:
+    rig = up()
+    operation = rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    rig.gateways["h"].lag = 4
+    rig.run(1.0)
+    rig.crash()
+    rig.run(6.0)
+    rig.restart()
+    assert rig.until_settled()
+    assert rig.operation(operation.operation_id).state is OperationState.SUCCEEDED
+    assert rig.broken == []
+
+
 # Operations
 
 

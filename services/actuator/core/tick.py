@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
-from actuator.core.model import Gateway, Limits, OperationState, State
+from actuator.core.model import Gateway, Limits, Operation, OperationState, State
 from actuator.core.observe import hear, observe
 from actuator.core.operations import advance, begin_rollback, keep
 from actuator.core.reconcile import conclude_pools, correct, start_waiting
@@ -100,4 +100,13 @@ def resume(state: State, *, now_s: float, limits: Limits) -> State:
         name: replica if replica.routable else replace(replica, hidden_revision=meta.endpoint_revision)
         for name, replica in state.replicas.items()
     }
-    return replace(state, meta=meta, gateways=gateways, replicas=replicas)
+    operations = {name: _unheard(operation) for name, operation in state.operations.items()}
+    return replace(state, meta=meta, gateways=gateways, replicas=replicas, operations=operations)
+
+
+def _unheard(operation: Operation) -> Operation:
+    """Without what followed from gateways' words: each has its time again to confirm."""
+    if operation.finished:
+        return operation
+    steps = tuple(replace(step, unaware_s=0.0, acknowledged_s=0.0) for step in operation.steps)
+    return replace(operation, steps=steps)
