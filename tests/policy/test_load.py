@@ -130,8 +130,10 @@ def test_a_lull_between_two_bursts_is_no_end_of_them():
     assert remember_arrivals(memory, Load(9.0, 0.0, 2), 100.0, 60.0) == memory, "the same window"
     memory = remember_arrivals(memory, Load(0.0, 0.0, 2), 160.0, 60.0)
     assert memory.arriving == pytest.approx(2.0 / math.e)
-    assert Load(0.1, 0.5, 2, usual=memory.arriving).work == pytest.approx(2.0 / math.e + 0.5)
-    assert Load(3.0, 0.5, 2, usual=memory.arriving).work == pytest.approx(3.5)
+    lull = Load(0.1, 0.5, 2, usual=memory.arriving)
+    assert (lull.work, lull.steady) == (pytest.approx(0.6), pytest.approx(2.0 / math.e + 0.5))
+    assert lull.with_replicas(2, steady=True) == pytest.approx(lull.steady / 2)
+    assert Load(3.0, 0.5, 2).steady == 3.5, "with nothing remembered, what arrives now is all there is"
     assert remember_arrivals(memory, Load(3.0, 0.0, 2), 161.0, 0.0) == ArrivalMemory(), "nothing is remembered"
     assert remember_arrivals(memory, None, 161.0, 60.0) == memory, "what cannot be told changes nothing"
 

@@ -102,6 +102,55 @@ def test_by_load_a_move_needs_a_gain_and_something_to_do():
     assert moves(fast(pool_of(level, FOUR, LOAD))) is None, "0.85 for 0.9 is no gain"
 
 
+def slow(arena):
+    return arbitrate(arena, fast_due=False, slow_due=True)
+
+
+def usually(item, work):
+    """The member with what usually arrives beside what arrives now."""
+    return dataclasses.replace(item, load=dataclasses.replace(item.load, usual=work))
+
+
+@pytest.mark.parametrize(
+    ("usual", "moved"),
+    [
+        ((1.8, 0.6), (["code-1", "code-2"], ["chat-1", "chat-2"])),  # 0.6 for both
+        ((0.9, 1.2), (["code-1"], ["chat-1"])),  # 0.45 and 0.6
+        ((0.9, 1.5), None),  # code would stand at 0.75, not 0.3 below 0.9
+        ((0.4, 0.1), None),  # nothing to act on
+    ],
+)
+def test_the_slow_loop_levels_what_usually_arrives(usual, moved):
+    """Both are well served, so that no share asks for a move."""
+    members = [usually(loaded("chat", 2.0, 0.6, 1), usual[0]), usually(loaded("code", 2.0, 0.6, 3), usual[1])]
+    verdict = slow(pool_of(members, FOUR, PoolRules()))
+    assert moves(verdict) == moved
+    assert verdict.rule == (Rule.HOLD if moved is None else Rule.LEVEL_LOAD)
+
+
+def test_levelling_can_be_switched_off_and_is_not_for_the_fast_loop():
+    members = [usually(loaded("chat", 2.0, 0.6, 1), 1.8), usually(loaded("code", 2.0, 0.6, 3), 0.6)]
+    assert moves(slow(pool_of(members, FOUR, PoolRules(allocation="share")))) is None
+    assert moves(fast(pool_of(members, FOUR, PoolRules()))) is None
+
+
+def test_one_burst_is_no_trend():
+    """`chat` has much to do now, and little usually: that is for a rescue to judge, not for the slow loop."""
+    members = [usually(loaded("chat", 2.0, 1.8, 1), 0.4), usually(loaded("code", 2.0, 0.3, 3), 0.3)]
+    assert moves(slow(pool_of(members, FOUR, PoolRules()))) is None
+
+
+def test_a_member_in_need_comes_before_levelling():
+    members = [
+        usually(loaded("chat", 2.0, 0.5, 1), 1.5),
+        usually(loaded("slow", 0.7, 0.5, 1), 0.3),
+        usually(loaded("code", 3.0, 0.2, 2), 0.2),
+    ]
+    verdict = slow(pool_of(members, {"chat-0", "slow-1", "code-2", "code-3"}, PoolRules()))
+    assert verdict.rule == Rule.REBALANCE
+    assert [item.service for item in verdict.transition.wakes] == ["slow"]
+
+
 def test_priority_weighs_load_and_z():
     rules = PoolRules(priority_base=1.5)
     plain = [loaded("chat", 0.7, 1.2, 1), loaded("slow", 0.7, 1.3, 1), loaded("code", 3.0, 0.2, 2)]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from trimtab.config.fields import SMALLEST, Seconds, Spec, enum_word
 
-AllocationWord = Annotated[Literal["share", "load"], enum_word("ALLOCATION_")]
+AllocationWord = Annotated[Literal["share", "level", "load"], enum_word("ALLOCATION_")]
 PredictionWord = Annotated[Literal["power", "elasticity", "capacity"], enum_word("PREDICTION_")]
 OverloadWord = Annotated[Literal["rescue", "level"], enum_word("OVERLOAD_")]
 
@@ -24,24 +24,26 @@ class LoadRule(Spec):
     It needs gateways that report what arrives, and the member's capacities in its `tokenServiceShare`; a member without
     either has no ρ and goes by Z alone. A member is rescued when ρ passes `rescue_above`. A donor's ρ after the release
     must be at most `donor_below`, or below the receiver's by `margin`. A backlog is to be gone after
-    `backlog_horizon_s`. With `allocation: load` a member gains from `level_above` on.
+    `backlog_horizon_s`. To level loads, a member gains from `level_above` on, and a donor stays below it by
+    `level_margin`; `allocation: level` does so by arrivals smoothed over `memory_s`.
     """
 
     enabled: bool = True
-    rescue_above: float = Field(1.0, ge=SMALLEST, le=MAX_RATIO)
+    rescue_above: float = Field(0.9, ge=SMALLEST, le=MAX_RATIO)
     donor_below: float = Field(0.8, ge=0, le=MAX_RATIO)
     margin: float = Field(0.2, ge=0, le=MAX_RATIO)
     backlog_horizon_s: Seconds = 10.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
-    memory_s: float = Field(0.0, ge=0, le=86_400)
+    level_margin: float = Field(0.3, ge=0, le=MAX_RATIO)
+    memory_s: float = Field(15.0, ge=0, le=86_400)
     max_wakes: int = Field(2, ge=1, le=64)
 
 
 class PoolRules(Spec):
     """How a pool's arbiter decides.
 
-    - `allocation`: `share` goes by Z (with ρ beside it), `load` re-solves the pool by ρ at every tick and moves one
-      bounded transition towards that.
+    - `allocation`: `share` goes by Z (with ρ beside it); `level` does too, and lets the slow loop level the members'
+      steady loads; `load` re-solves the pool by ρ at every tick and moves one bounded transition towards that.
     - `prediction`: how Z after a transfer is told: `power` Z·(n'/n)^1.5, `elasticity` with an exponent learnt from the
       member's own transfers, `capacity` from the load and the profile's capacities.
     - `stage_guard`: a stage of a disaggregated service does not give while the other stage is in need.
@@ -54,7 +56,7 @@ class PoolRules(Spec):
     - `max_transitions`: under way at a time, disjoint in services; 0 for one per 32 GPUs, at least one.
     """
 
-    allocation: AllocationWord = "share"
+    allocation: AllocationWord = "level"
     load: LoadRule = LoadRule()
     prediction: PredictionWord = "capacity"
     stage_guard: bool = True
@@ -67,4 +69,6 @@ class PoolRules(Spec):
     @classmethod
     def plain(cls) -> Self:
         """TRE's own rules: Z alone, the power law, one cadence after the other."""
-        return cls(load=LoadRule(enabled=False), prediction="power", stage_guard=False, settle_s=0.0)
+        return cls(
+            allocation="share", load=LoadRule(enabled=False), prediction="power", stage_guard=False, settle_s=0.0
+        )

@@ -3,7 +3,8 @@
 - *fast* (rescue): a hard-guard breach comes first, then a member below its floor, then critical members, members that
   lost routable capacity and members whose load is more than they can do; the most pressed first. Sources in this order:
   idle GPUs, the member's own awake but held replicas, a donor's release.
-- *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it.
+- *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it; with `allocation: level`, while everybody
+  is well, also a move that spreads the pool's room by what usually arrives.
 - Idle GPUs are always given, to the most pressed member that has demand: one in need by the fast loop, else by the slow
   one, since a gift that nobody needs is not worth a transition every few seconds.
 
@@ -14,6 +15,7 @@ both, 1 is just enough.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -78,6 +80,9 @@ def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
         move = _rebalance(arena, log)
         if move is not None:
             return move
+        level = _level(arena, log) if arena.rules.allocation == "level" else None
+        if level is not None:
+            return level
     holding = "; ".join(f"{event.member.key}: {event.why}, and nothing can serve it" for event in unserved)
     return Verdict(
         None,
@@ -210,6 +215,16 @@ def _rebalance(arena: Arena, log: Log) -> Verdict | None:
         if plan is not None:
             why = f"Z = {share.z:.2f} is below 1" + (", as is everyone's" if level else "")
             return _verdict(arena, plan, Rule.REBALANCE, why, member, log)
+    return None
+
+
+def _level(arena: Arena, log: Log) -> Verdict | None:
+    """Replicas for the member that is furthest below what the steady load gives it, if any can come."""
+    more = functools.partial(more_below_target, steady=True)
+    for member, why, terms in below_target(arena, steady=True):
+        plan = source(arena, member, log, terms)
+        if plan is not None:
+            return _verdict(arena, bundled(arena, member, plan, more), Rule.LEVEL_LOAD, why, member, log)
     return None
 
 

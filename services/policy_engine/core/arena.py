@@ -70,11 +70,16 @@ class MemberState:
     @property
     def weighted_rho(self) -> float | None:
         """ρ as members are compared by it; infinite for work without a routable replica."""
+        return self.rho_by(steady=False)
+
+    def rho_by(self, *, steady: bool) -> float | None:
+        """The same by the work of now, or by the steady one."""
         if self.load is None:
             return None
-        if self.load.rho is None:
-            return float("inf") if self.load.work > 0 else 0.0
-        return self.load.rho * self.weight
+        rho = self.load.with_replicas(self.load.routable, steady=steady)
+        if rho is None:
+            return float("inf") if (self.load.steady if steady else self.load.work) > 0 else 0.0
+        return rho * self.weight
 
 
 @dataclass(frozen=True, slots=True)

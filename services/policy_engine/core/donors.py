@@ -20,12 +20,13 @@ class Terms:
     """What a release is for, and how a donor must stand after it.
 
     Its predicted Z stays above `threshold_z`, weighted by priority; None for above 1, whatever its priority. Its ρ
-    stays at or below `rho_limit`, weighted too; None for no limit.
+    stays at or below `rho_limit`, weighted too; None for no limit. With `steady` it is the ρ by its steady work.
     """
 
     receiver: MemberKey
     threshold_z: float | None
     rho_limit: float | None = None
+    steady: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _outlook(arena: Arena, member: MemberState, routable: int, released: int, te
     after = routable - released
     rho: float | None = None
     if member.load is not None:
-        plain = member.load.with_replicas(after)
+        plain = member.load.with_replicas(after, steady=terms.steady)
         rho = (float("inf") if member.load.work > 0 else 0.0) if plain is None else plain * member.weight
         if terms.rho_limit is not None and rho > terms.rho_limit:
             return Judgement(f"its ρ would rise to {rho:.2f}, above {terms.rho_limit:.2f}", None, rho=rho)

@@ -48,27 +48,32 @@ class OutputMemory:
 class Load:
     """Work in replicas. `rho` is None without a routable replica, where any work is too much.
 
-    `usual` is what arrived on average of late: a lull between two bursts is no end of them.
+    `usual` is what arrived on average of late; None where nothing is remembered, and what arrives now stands for it.
     """
 
     arriving: float
     backlog: float
     routable: int
-    usual: float = 0.0
+    usual: float | None = None
 
     @property
     def work(self) -> float:
         """All of it."""
-        return max(self.arriving, self.usual) + self.backlog
+        return self.arriving + self.backlog
+
+    @property
+    def steady(self) -> float:
+        """All of it by what usually arrives: a lull between two bursts is no end of them, nor is one burst a trend."""
+        return (self.arriving if self.usual is None else self.usual) + self.backlog
 
     @property
     def rho(self) -> float | None:
         """Work per routable replica."""
         return self.with_replicas(self.routable)
 
-    def with_replicas(self, replicas: int) -> float | None:
-        """What ρ would be with as many replicas; None without any."""
-        return self.work / replicas if replicas > 0 else None
+    def with_replicas(self, replicas: int, *, steady: bool = False) -> float | None:
+        """What ρ would be with as many replicas, by the steady work if asked so; None without any."""
+        return (self.steady if steady else self.work) / replicas if replicas > 0 else None
 
 
 def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:

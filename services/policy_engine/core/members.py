@@ -126,7 +126,8 @@ def _one(
     queue = remember_queue(memory.queue, view, front, routable=routable)
     load = load_of(rules.load, profile, view, front, tpot_s=policy.spec.slo.tpot_s, routable=routable, memory=output)
     arrivals = remember_arrivals(memory.arrivals, load, front.window_end_s, rules.load.memory_s)
-    load = None if load is None else replace(load, usual=arrivals.arriving)
+    if load is not None and rules.load.memory_s > 0:
+        load = replace(load, usual=arrivals.arriving)
     stands = memory.moved_to is None or memory.moved_to == counts.awake.get(key, 0)
     moved_at_s = now_s if moves else memory.moved_at_s if stands else None
     elasticity = memory.elasticity

@@ -1,4 +1,7 @@
-"""`allocation: load`: the whole pool solved again by load, and who is below what that gives.
+"""The whole pool solved again by load, and who is below what that gives.
+
+`allocation: load` goes by the work of now, in the fast loop; `allocation: level` by the steady work, in the slow loop:
+it spreads the pool's room evenly before it is needed, above all once a burst is over.
 
 The counts are found by marginal steps: from the floors on, each next replica goes to the member that is most pressed
 with what it has so far, as long as its GPUs are left. With equal footprints no other counts have a lower worst ρ. Only
@@ -17,7 +20,7 @@ from policy_engine.core.sources import order
 from policy_engine.core.vocabulary import MemberKey
 
 
-def solve_counts(arena: Arena) -> dict[MemberKey, int]:
+def solve_counts(arena: Arena, *, steady: bool = False) -> dict[MemberKey, int]:
     """Awake replicas of each member for the least worst ρ within the pool's GPUs."""
     sizes = {item.member: len(item.gpu_indices) for item in arena.overlay}
     free = len({gpu for item in arena.overlay for gpu in item.gpus})
@@ -29,44 +32,51 @@ def solve_counts(arena: Arena) -> dict[MemberKey, int]:
         free -= counts[member.key] * sizes.get(member.key, 0)
         if not fixed:
             open_members.append(member)
-    queue = [(_need(member, counts[member.key]), member) for member in open_members]
+    queue = [(_need(member, counts[member.key], steady), member) for member in open_members]
     heapq.heapify(queue)
     while queue:
         _, member = heapq.heappop(queue)
         count = counts[member.key]
-        worth = member.load is not None and member.load.work > 0 and count < member.ceiling
+        worth = _work(member, steady) > 0 and count < member.ceiling
         if worth and sizes[member.key] <= free:
             counts[member.key] = count + 1
             free -= sizes[member.key]
-            heapq.heappush(queue, (_need(member, count + 1), member))
+            heapq.heappush(queue, (_need(member, count + 1, steady), member))
     return counts
 
 
-def _need(member: MemberState, count: int) -> tuple[float, int, MemberKey]:
+def _work(member: MemberState, steady: bool) -> float:
+    """Weighted by priority; 0 where it is not known."""
+    if member.load is None:
+        return 0.0
+    return (member.load.steady if steady else member.load.work) * member.weight
+
+
+def _need(member: MemberState, count: int, steady: bool) -> tuple[float, int, MemberKey]:
     """The most pressed first, with `count` replicas."""
-    work = member.load.work * member.weight if member.load is not None else 0.0
+    work = _work(member, steady)
     rho = work / count if count > 0 else float("inf") if work > 0 else 0.0
     return (-rho, -member.priority, member.key)
 
 
-def more_below_target(arena: Arena, member: MemberState) -> Terms | None:
+def more_below_target(arena: Arena, member: MemberState, *, steady: bool = False) -> Terms | None:
     """On what terms the member gains once more; None when it has what the load asks for."""
-    found = (terms for other, _, terms in below_target(arena) if other.key == member.key)
+    found = (terms for other, _, terms in below_target(arena, steady=steady) if other.key == member.key)
     return next(found, None)
 
 
-def below_target(arena: Arena) -> Iterator[tuple[MemberState, str, Terms]]:
+def below_target(arena: Arena, *, steady: bool = False) -> Iterator[tuple[MemberState, str, Terms]]:
     """Members that should have more replicas, the most pressed first, and how donors have to stand afterwards.
 
     Little loads are let be, and a donor must end below the receiver by the rule's margin: so each move lowers the worst
     ρ of those that it touches, and none is taken back while the load stays.
     """
     rule = arena.rules.load
-    target = solve_counts(arena)
+    target = solve_counts(arena, steady=steady)
     for member in sorted(arena.members, key=order):
-        rho, awake = member.weighted_rho, arena.awake_count(member.key)
+        rho, awake = member.rho_by(steady=steady), arena.awake_count(member.key)
         if rho is None or rho <= rule.level_above or target[member.key] <= awake or not member.share.fit:
             continue
         said = "no routable replica" if rho == float("inf") else f"ρ = {rho:.2f}"
         why = f"{said}, and the load asks for {target[member.key]} replicas, not {awake}"
-        yield member, why, Terms(member.key, 0.0, rho - rule.margin)
+        yield member, why, Terms(member.key, 0.0, rho - rule.level_margin, steady)

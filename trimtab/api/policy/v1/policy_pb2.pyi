@@ -68,6 +68,8 @@ class _AllocationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Allocation
     """By Token Service Share, with the leading measure beside it."""
     ALLOCATION_LOAD: _Allocation.ValueType  # 2
     """The pool is solved again by load at every tick, and moves towards that."""
+    ALLOCATION_LEVEL: _Allocation.ValueType  # 3
+    """By share as well; the slow loop levels the members' steady loads too."""
 
 class Allocation(_Allocation, metaclass=_AllocationEnumTypeWrapper): ...
 
@@ -76,6 +78,8 @@ ALLOCATION_SHARE: Allocation.ValueType  # 1
 """By Token Service Share, with the leading measure beside it."""
 ALLOCATION_LOAD: Allocation.ValueType  # 2
 """The pool is solved again by load at every tick, and moves towards that."""
+ALLOCATION_LEVEL: Allocation.ValueType  # 3
+"""By share as well; the slow loop levels the members' steady loads too."""
 Global___Allocation: _TypeAlias = Allocation  # noqa: Y015
 
 class _Prediction:
@@ -846,6 +850,7 @@ class LoadRule(_message.Message):
     LEVEL_ABOVE_FIELD_NUMBER: _builtins.int
     MEMORY_S_FIELD_NUMBER: _builtins.int
     MAX_WAKES_FIELD_NUMBER: _builtins.int
+    LEVEL_MARGIN_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     rescue_above: _builtins.float
     donor_below: _builtins.float
@@ -853,9 +858,11 @@ class LoadRule(_message.Message):
     backlog_horizon_s: _builtins.float
     level_above: _builtins.float
     memory_s: _builtins.float
-    """What arrives counts as at least its mean of so long; 0 for what arrives now alone."""
+    """Loads are levelled by arrivals smoothed over so long; 0 for what arrives now."""
     max_wakes: _builtins.int
     """Replicas that a receiver gains in one transition while its load is above its limit."""
+    level_margin: _builtins.float
+    """In levelling, a donor's load stays below the receiver's by this."""
     def __init__(
         self,
         *,
@@ -867,10 +874,11 @@ class LoadRule(_message.Message):
         level_above: _builtins.float | None = ...,
         memory_s: _builtins.float | None = ...,
         max_wakes: _builtins.int | None = ...,
+        level_margin: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_horizon_s: _TypeAlias = _typing.Literal["backlog_horizon_s"]  # noqa: Y015
     _WhichOneofArgType__backlog_horizon_s: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s"]  # noqa: Y015
@@ -880,6 +888,8 @@ class LoadRule(_message.Message):
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
     _WhichOneofReturnType__level_above: _TypeAlias = _typing.Literal["level_above"]  # noqa: Y015
     _WhichOneofArgType__level_above: _TypeAlias = _typing.Literal["_level_above", b"_level_above"]  # noqa: Y015
+    _WhichOneofReturnType__level_margin: _TypeAlias = _typing.Literal["level_margin"]  # noqa: Y015
+    _WhichOneofArgType__level_margin: _TypeAlias = _typing.Literal["_level_margin", b"_level_margin"]  # noqa: Y015
     _WhichOneofReturnType__margin: _TypeAlias = _typing.Literal["margin"]  # noqa: Y015
     _WhichOneofArgType__margin: _TypeAlias = _typing.Literal["_margin", b"_margin"]  # noqa: Y015
     _WhichOneofReturnType__max_wakes: _TypeAlias = _typing.Literal["max_wakes"]  # noqa: Y015
@@ -896,6 +906,8 @@ class LoadRule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__level_above) -> _WhichOneofReturnType__level_above | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__level_margin) -> _WhichOneofReturnType__level_margin | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__margin) -> _WhichOneofReturnType__margin | None: ...
     @_typing.overload
