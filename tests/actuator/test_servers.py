@@ -84,9 +84,9 @@ async def client() -> AsyncIterator[VllmClient]:
 class Doer:
     """Runs one action and gives its outcome."""
 
-    def __init__(self, client: VllmClient) -> None:
+    def __init__(self, client: VllmClient, *, may_act: bool = True) -> None:
         self._done: asyncio.Queue[Outcome] = asyncio.Queue()
-        self._executor = Executor(StaticBackendStub(), client, LIMITS, self._done.put_nowait)
+        self._executor = Executor(StaticBackendStub(), client, LIMITS, self._done.put_nowait, may_act=lambda: may_act)
 
     async def __call__(self, kind: ActionKind, address: str, **fields) -> Outcome:
         self._executor.start(Action(kind=kind, replica="a-0", address=address, **fields))
@@ -114,6 +114,15 @@ async def test_a_server_with_work_is_left_alone(serve: Callable, client: VllmCli
     server.running = 8
     outcome = await Doer(client)(ActionKind.SLEEP, await serve(server.handle))
     assert (outcome.ok, outcome.busy) == (False, True)
+    assert not any("/sleep" in call for call in server.calls)
+
+
+async def test_a_process_that_stood_still_and_lost_its_lease_puts_nothing_to_sleep(
+    serve: Callable, client: VllmClient
+) -> None:
+    server = OldVllm()
+    outcome = await Doer(client, may_act=False)(ActionKind.SLEEP, await serve(server.handle))
+    assert (outcome.ok, outcome.unsettled) == (False, True)
     assert not any("/sleep" in call for call in server.calls)
 
 
@@ -178,7 +187,7 @@ WAKES = {
             "POST /wake_up?tags=weights",
             "POST /collective_rpc",
             "POST /wake_up?tags=kv_cache",
-            "POST /reset_prefix_cache",
+            "POST /reset_prefix_cache?reset_running_requests=true",
         ],
     ),
     "the server knows better than the record": (1, 2, ["POST /wake_up?tags=weights", "POST /collective_rpc"]),
@@ -205,6 +214,18 @@ async def test_weights_that_do_not_load_fail_the_wake(serve: Callable, client: V
     assert (outcome.ok, outcome.permanent) == (False, False)
     assert "/collective_rpc answers 500" in outcome.error
     assert server.asleep, "its KV cache was not given back, so it says that it sleeps"
+
+
+@pytest.mark.parametrize(("answer", "ok"), [("", True), ('{"success":true}', True), ('{"success":false}', False)])
+async def test_a_cache_of_other_weights_that_stays_fails_the_wake(
+    answer: str, ok: bool, serve: Callable, client: VllmClient
+) -> None:
+    """Newer releases answer 200 also when they dropped nothing, since blocks were held."""
+    server = OldVllm()
+    server.asleep, server.level, server.reset_answer = True, 2, answer
+    outcome = await Doer(client)(ActionKind.WAKE, await serve(server.handle), sleep_level=2)
+    assert (outcome.ok, outcome.permanent) == (ok, False)
+    assert ok or "/reset_prefix_cache did not drop" in outcome.error
 
 
 async def test_a_canary_asks_for_the_served_model_when_none_is_known(serve: Callable, client: VllmClient) -> None:

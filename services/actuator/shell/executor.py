@@ -20,12 +20,20 @@ class Executor:
     """Runs actions as tasks; ``on_outcome`` is told once per action, after which the replica is free again."""
 
     def __init__(
-        self, backend: Backend, client: VllmClient, limits: Limits, on_outcome: Callable[[Outcome], None]
+        self,
+        backend: Backend,
+        client: VllmClient,
+        limits: Limits,
+        on_outcome: Callable[[Outcome], None],
+        *,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``may_act``: whether this process is still the writer; asked once more before a server is told to sleep."""
         self._backend = backend
         self._client = client
         self._limits = limits
         self._on_outcome = on_outcome
+        self._may_act = may_act
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -98,6 +106,9 @@ class Executor:
             return _failed(action, "its in-flight count cannot be read, so it may not be put to sleep")
         if gauges.in_flight > 0:
             return Outcome(kind=action.kind, replica=action.replica, ok=False, busy=True, error="in flight")
+        if not self._may_act():
+            # Whoever writes now may have shown it again while this process stood still.
+            return _failed(action, "this process is the writer no longer", unsettled=True)
         try:
             async with asyncio.timeout(self._limits.sleeping_s):
                 await self._client.sleep(action.address, level=action.sleep_level, timeout_s=self._limits.sleeping_s)

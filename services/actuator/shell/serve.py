@@ -84,7 +84,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
     controller = Controller(parts, interval_s=settings.observe_interval_s)
     observer.listen(urgent=controller.urgent, on_news=controller.kick)
     stream.listen(controller.hear_router)
-    executor = Executor(backend, client, limits, controller.on_outcome)
+    executor = Executor(backend, client, limits, controller.on_outcome, may_act=lambda: parts.lease.held)
     controller.use(executor)
     server = RpcServer(settings, context)
     servicer = ActuatorServicer(
