@@ -252,7 +252,7 @@ async def test_nothing_listening_and_no_answer_are_told_apart(
     assert (silent.healthy, silent.refused, silent.misses) == (False, False, 2)
 
 
-async def test_an_endless_answer_is_cut_off(serve: Callable, client: VllmClient) -> None:
+async def test_an_endless_answer_is_cut_off(serve: Callable) -> None:
     async def flood(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -260,8 +260,12 @@ async def test_an_endless_answer_is_cut_off(serve: Callable, client: VllmClient)
             await response.write(b"x" * 2**20)
         return response
 
-    with pytest.raises(VllmError, match="answers more than"):
-        await client.gauges(await serve(flood))
+    patient = VllmClient(probe_timeout_s=20.0, canary_timeout_s=20.0)
+    try:
+        with pytest.raises(VllmError, match="answers more than"):
+            await patient.gauges(await serve(flood))
+    finally:
+        await patient.close()
 
 
 async def test_a_hung_server_delays_no_other(serve: Callable, client: VllmClient, tmp_path: Path) -> None:
