@@ -206,9 +206,9 @@ async def resume(request: web.Request) -> web.Response:
 
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:
-    """POST /reset_prefix_cache."""
-    request.app[SERVER_KEY].reset_prefix_cache()
-    return json_response({"success": True})
+    """POST /reset_prefix_cache?reset_running_requests=: drops nothing while blocks are held, and answers 200."""
+    running_too = request.query.get("reset_running_requests", "").lower() in ("true", "1", "yes", "on", "t", "y")
+    return json_response({"success": request.app[SERVER_KEY].reset_prefix_cache(running_too=running_too)})
 
 
 async def collective_rpc(request: web.Request) -> web.Response:
@@ -216,13 +216,15 @@ async def collective_rpc(request: web.Request) -> web.Response:
     try:
         body = await request.json()
     except ValueError as error:
-        raise ApiError(400, "Invalid JSON format", "Bad Request") from error
-    method = body.get("method") if isinstance(body, dict) else None
-    if not method:
+        raise ApiError(400, f"JSON decode error: {error}", "Bad Request") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "Request body must be a JSON object", "Bad Request")
+    method = body.get("method")
+    if method is None:
         raise ApiError(400, "Missing 'method' in request body", "Bad Request")
     if method != "reload_weights":
         raise ApiError(500, f"the simulated server has no method {method}", "InternalServerError")
-    request.app[SERVER_KEY].reload_weights()
+    await _to_the_end(request.app[SERVER_KEY].reload_weights())
     return json_response({"results": [None]})
 
 

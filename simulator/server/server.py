@@ -257,7 +257,8 @@ class SimulatedServer:
             if level > 0:
                 self.engine.reset_cache()
             self.sleep_state = before.sleep(level)
-            self.has_weights = self.has_weights and level < 2
+            # Who sleeps already throws nothing away, whatever level it then shows.
+            self.has_weights = self.has_weights and (level < 2 or before.offloaded)
             self._surroundings.claim_memory(self.sleep_state)
             self.metrics.record_sleep_state(self.sleep_state.gauges())
             self.metrics.sleep_operation_ended("sleep", self.driver.now_s() - started_s, time.time())
@@ -280,10 +281,8 @@ class SimulatedServer:
         short = self._surroundings.claim_memory(target)
         if short is not None:
             raise _worker_failed("wake_up", str(short))
-        if WEIGHTS in self.sleep_state.missing - target.missing:
-            lifecycle = self.settings.profile.lifecycle
-            wake_s = lifecycle.wake_level2_s if self.sleep_state.level == 2 else lifecycle.wake_s
-            await asyncio.sleep(wake_s / self.settings.time_scale)
+        if WEIGHTS in self.sleep_state.missing - target.missing and self.has_weights:
+            await asyncio.sleep(self.settings.profile.lifecycle.wake_s / self.settings.time_scale)
         self.sleep_state = target
         self.metrics.record_sleep_state(target.gauges())
         if target.runnable:
@@ -303,15 +302,20 @@ class SimulatedServer:
             if self.sleep_state.runnable:
                 self.driver.resume()
 
-    def reload_weights(self) -> None:
-        """Load the model in place; its memory must be back. The time it takes is part of the profile's wake."""
-        if WEIGHTS in self.sleep_state.missing:
-            raise _worker_failed("reload_weights", "CUDA error: an illegal memory access was encountered")
-        self.has_weights = True
+    async def reload_weights(self) -> None:
+        """Load the model in place; its memory must be back. This is what takes long in a wake from level 2."""
+        async with self._operations:
+            if WEIGHTS in self.sleep_state.missing:
+                raise _worker_failed("reload_weights", "CUDA error: an illegal memory access was encountered")
+            await asyncio.sleep(self.settings.profile.lifecycle.wake_level2_s / self.settings.time_scale)
+            self.has_weights = True
 
-    def reset_prefix_cache(self) -> None:
-        """Forget reusable blocks."""
+    def reset_prefix_cache(self, *, running_too: bool = False) -> bool:
+        """Forget reusable blocks, unless some are held; `running_too` makes running requests give theirs back."""
+        if self.engine.pool.used_blocks and not running_too:
+            return False
         self.engine.pool.drop_idle()
+        return True
 
     async def _quiesce(self, mode: str) -> None:
         self.driver.stop_admitting()

@@ -22,6 +22,8 @@ class OldVllm:
         self.level = 0
         self.reloaded = False
         self.reload_status = 200
+        # What newer releases answer to /reset_prefix_cache; this one says nothing.
+        self.reset_answer = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path
@@ -56,5 +58,5 @@ class OldVllm:
             self.reloaded = (await request.json()) == {"method": "reload_weights"} and self.reload_status == 200
             return web.Response(status=self.reload_status)
         if self.dev_mode and path == "/reset_prefix_cache":
-            return web.Response()
+            return web.Response(text=self.reset_answer)
         return web.Response(status=404, text='{"detail":"Not Found"}')

@@ -367,16 +367,63 @@ async def test_a_request_on_the_way_to_sleep_counts_as_misrouted(make_server, ht
     assert (await waiting).generated_tokens == 2
 
 
-async def test_a_wake_from_level_2_takes_as_long_as_reading_the_weights(make_server, http, quick_profile) -> None:
-    at = await make_server(profile=with_lifecycle(quick_profile, wake_level2_s=0.4))
+async def test_a_wake_from_level_2_is_quick_and_the_reload_takes_as_long_as_reading_the_weights(
+    make_server, http, quick_profile
+) -> None:
+    at = await make_server(profile=with_lifecycle(quick_profile, wake_s=0.3, wake_level2_s=0.6))
     loop = asyncio.get_running_loop()
-    for level, least_s in ((1, 0.02), (2, 0.4)):
-        async with http.post(at.url + f"/sleep?level={level}"):
-            pass
+
+    async def timed(path: str, body: object = None) -> float:
         started_s = loop.time()
-        async with http.post(at.url + "/wake_up"):
-            pass
-        assert loop.time() - started_s >= least_s
+        async with http.post(at.url + path, json=body) as response:
+            assert response.status == 200
+        return loop.time() - started_s
+
+    await timed("/sleep?level=1")
+    assert await timed("/wake_up") >= 0.3
+    await timed("/sleep?level=2")
+    assert await timed("/wake_up?tags=weights") < 0.3
+    assert await timed("/collective_rpc", {"method": "reload_weights"}) >= 0.6
+    await timed("/wake_up?tags=kv_cache")
+    await timed("/sleep?level=1")
+    assert await timed("/wake_up") >= 0.3, "its weights are there again"
+
+
+async def test_a_second_deeper_sleep_throws_nothing_away(make_server, http) -> None:
+    at = await make_server()
+    for path in ("/sleep?level=1", "/sleep?level=2", "/wake_up"):
+        async with http.post(at.url + path) as response:
+            assert response.status == 200
+    await generate(http, at.url, 1)
+    assert at.server.stats.requests_received_without_weights == 0
+
+
+async def test_a_prefix_cache_with_held_blocks_is_reset_only_with_its_requests(make_server, http, until) -> None:
+    at = await make_server()
+
+    async def reset(query: str = "") -> object:
+        async with http.post(f"{at.url}/reset_prefix_cache{query}") as response:
+            assert response.status == 200
+            return await response.json()
+
+    await generate(http, at.url, 1, "abcd" * 64)
+    assert await reset() == {"success": True}
+    running = asyncio.create_task(generate(http, at.url, 200, "abcd" * 64))
+    await until(lambda: at.server.engine.num_running == 1)
+    assert await reset() == {"success": False}
+    assert await reset("?reset_running_requests=true") == {"success": True}
+    assert (await running)["usage"]["completion_tokens"] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b"{", "JSON decode error"), (b"[]", "Request body must be a JSON object"), (b"{}", "Missing 'method'")],
+)
+async def test_a_call_to_the_workers_without_a_method_is_refused(make_server, http, body: bytes, said: str) -> None:
+    at = await make_server()
+    async with http.post(at.url + "/collective_rpc", data=body) as response:
+        assert response.status == 400
+        assert said in (await response.json())["error"]["message"]
 
 
 async def test_sleeping_forgets_the_prefix_cache_and_kv_that_nobody_fetched(make_server, http) -> None:

@@ -146,7 +146,8 @@ class VllmClient:
 
         Level 2 has thrown the weights away: their memory comes first, then they are loaded in place, then the KV cache,
         whose blocks were reckoned with other memory. A call that was cut short may be made again: until its last part
-        the server says that it sleeps.
+        the server says that it sleeps. What somebody else had it answer without its weights is computed again, and its
+        blocks are dropped: releases from about 0.12 on know `reset_running_requests` and say whether they did it.
         """
         if level < LEVEL_WITHOUT_WEIGHTS:
             await self._post(address, "/wake_up", timeout_s=timeout_s)
@@ -154,7 +155,9 @@ class VllmClient:
         await self._post(address, "/wake_up?tags=weights", timeout_s=timeout_s)
         await self._post(address, "/collective_rpc", timeout_s=timeout_s, body={"method": "reload_weights"})
         await self._post(address, "/wake_up?tags=kv_cache", timeout_s=timeout_s)
-        await self._post(address, "/reset_prefix_cache", timeout_s=timeout_s)
+        page = await self._post(address, "/reset_prefix_cache?reset_running_requests=true", timeout_s=timeout_s)
+        if re.search(r'"success"\s*:\s*false', page):
+            raise VllmError("/reset_prefix_cache did not drop blocks that were computed with other weights")
 
     async def canary(self, address: str, model: str) -> str:
         """Raises unless a real token comes: /health is 200 also with a wedged engine. Returns the model's name."""
@@ -176,7 +179,7 @@ class VllmClient:
             raise VllmError(f"/v1/models answers {status} and names no model", status=status)
         return found[1]
 
-    async def _post(self, address: str, path: str, *, timeout_s: float, body: dict[str, object] | None = None) -> None:
+    async def _post(self, address: str, path: str, *, timeout_s: float, body: dict[str, object] | None = None) -> str:
         status, page = await self._call("POST", address, path, timeout_s=timeout_s, body=body)
         if status == 404:
             raise VllmError(
@@ -186,6 +189,7 @@ class VllmClient:
             )
         if status != 200:
             raise VllmError(f"{path.partition('?')[0]} answers {status}: {page[:200]}", status=status)
+        return page
 
     async def _call(
         self, method: str, address: str, path: str, *, timeout_s: float, body: dict[str, object] | None = None
