@@ -103,9 +103,10 @@ def _adopt(d: Draft, listed: Listed) -> None:
     if listed.run_state is RunState.EXITED:
         d.move(replica, LifeCycle.FAILED, "its process has ended")
     elif sight is not None and not sight.healthy and listed.run_state is RunState.RUNNING:
-        # One that runs and listens to nobody is taken for one that comes up: it may be waiting for memory.
-        if not sight.refused:
-            d.move(replica, LifeCycle.UNKNOWN, sight.error or "does not answer")
+        # One of ours that runs and listens to nobody is taken for one that comes up: it may be waiting for memory.
+        if not (sight.refused and _made_here(listed)):
+            found = LifeCycle.FAILED if sight.refused else LifeCycle.UNKNOWN
+            d.move(replica, found, sight.error or "does not answer")
     elif sight is not None and sight.healthy and sight.sleeping and not sight.paused:
         fall_asleep(d, replica, "found asleep")
     elif sight is not None and sight.healthy and _was_serving(d, listed, sight):
@@ -114,8 +115,13 @@ def _adopt(d: Draft, listed: Listed) -> None:
 
 def _was_serving(d: Draft, listed: Listed, sight: Sight) -> bool:
     """Trimtab made it, so it was serving when the record was lost: taking it away would change a count."""
-    made_here = bool(listed.spec.pool or listed.spec.group) and not sight.error
-    return made_here and not any(occupies(other, d.world) for other in sharing(listed.spec, d.replicas))
+    if not _made_here(listed) or sight.error:
+        return False
+    return not any(occupies(other, d.world) for other in sharing(listed.spec, d.replicas))
+
+
+def _made_here(listed: Listed) -> bool:
+    return bool(listed.spec.pool or listed.spec.group)
 
 
 def _compare_listing(d: Draft, replica: Replica, listed: Listed | None, *, claimed: bool) -> None:

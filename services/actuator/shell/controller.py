@@ -17,7 +17,7 @@ import structlog
 
 from actuator.core.endpoints import leased
 from actuator.core.model import ActionKind, Limits, State
-from actuator.core.tick import Tick, due_s, fail_static, resume, tick
+from actuator.core.tick import UNKNOWN_GATEWAY, Tick, due_s, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
 from actuator.shell.executor import Executor
 from actuator.shell.metrics import ActuatorMetrics
@@ -274,7 +274,8 @@ class Controller:
         old, self._state = self._state, new
         self._parts.metrics.count(old, new)
         now_s = self._parts.now_s()
-        self._parts.metrics.show(new, self.world(), leased_gateways=len(leased(self._parts.routing.heard(), now_s)))
+        gateways = [g for g in leased(self._parts.routing.heard(), now_s) if g.gateway != UNKNOWN_GATEWAY]
+        self._parts.metrics.show(new, self.world(), leased_gateways=len(gateways))
         self._parts.publisher.publish(old, new)
         self._parts.routing.show(old, new)
         if not self._opened:
