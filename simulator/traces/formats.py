@@ -44,12 +44,18 @@ class Format:
 
 
 def format_of(first: str, service: str) -> Format | None:
-    """The format that a file's first line shows, or None. `service` is for formats that name none."""
+    """The format that a file's first line shows, or None. `service` is for formats that name none.
+
+    Raises BadRow for a header of a known format that has a column twice: which of the two is meant is anybody's guess.
+    """
     if first.startswith("{"):
         return Format(lambda text: _json_row(text, service), first_is_header=False)
     columns = [column.strip().strip('"') for column in first.split(",")]
     for header, parse in ((_AZURE_HEADER, _azure_row), (_BURSTGPT_HEADER, _burstgpt_row)):
         if all(column in columns for column in header):
+            twice = next((column for column in columns if column and columns.count(column) > 1), None)
+            if twice is not None:
+                raise BadRow(f"the header has {twice!r} {columns.count(twice)} times; keep the one that is meant")
             positions = [columns.index(column) for column in header]
             return Format(_csv_parser(parse, positions, len(columns), service), first_is_header=True)
     return None

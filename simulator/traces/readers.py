@@ -52,7 +52,10 @@ def read_trace(path: Path, *, service: str = _UNNAMED, limits: TraceLimits | Non
             number, first = next(lines)
         except StopIteration:
             raise TraceError(f"{path}: the file is empty") from None
-        chosen = format_of(first, service)
+        try:
+            chosen = format_of(first, service)
+        except BadRow as error:
+            raise TraceError(f"{path}: line {number}: {error}") from None
         if chosen is None:
             raise TraceError(
                 f"{path}: line {number}: neither a JSON object nor a header that is known: {first[:60]!r}; "

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from trimtab.cli.addresses import LocalAddresses
+from trimtab.cli.resources import read_resources
 from trimtab.store import keys
 from trimtab.store.embedded import EmbeddedStore
 
@@ -63,6 +64,42 @@ def test_a_bad_file_is_refused_before_anything_is_sent(tmp_path: Path, text: str
     line = the_line(run("apply", "-f", str(path)))
     assert words in line
     assert str(path) in line
+
+
+POOL = """
+apiVersion: trimtab.dev/v1
+kind: Pool
+metadata: {name: shared}
+spec:
+  cluster: local
+  gpus: [{node: n, gpuIndices: [0, 1]}]
+  members: [{service: chat, initialAwake: 1}]
+"""
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("files", "places"),
+    [
+        ({"a.yaml": POOL + "---" + POOL}, ("a.yaml (document 2): Pool shared", "a.yaml (document 1) already")),
+        ({"a.yaml": POOL, "b.yaml": GOOD + "---" + POOL}, ("b.yaml (document 2): Pool shared", "a.yaml already")),
+        ({"a.yaml": GOOD, "b.yaml": GOOD}, ("b.yaml: ServicePolicy chat", "a.yaml already")),
+    ],
+    ids=["in one file", "in two files", "of a service"],
+)
+def test_a_second_resource_of_one_name_is_refused_with_both_places(
+    tmp_path: Path, files: dict[str, str], places: tuple[str, ...], dry: list[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    line = the_line(run("apply", "-f", str(tmp_path), *dry))
+    assert [place for place in places if place not in line] == []
+
+
+def test_a_pool_and_a_service_may_have_one_name_and_so_a_file_is_read_on(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(POOL.replace("name: shared", "name: chat") + "---" + GOOD)
+    kinds = [resource.kind for resource in read_resources([tmp_path])]
+    assert kinds == ["ServicePolicy", "Pool"]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -41,8 +41,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 
 
 def read_resources(paths: Sequence[Path]) -> list[Resource]:
-    """Every resource of files and folders (*.yaml, *.yml), ServicePolicies before Pools. Raises CommandError."""
+    """Every resource of files and folders (*.yaml, *.yml), ServicePolicies before Pools.
+
+    Raises CommandError, also for a second resource of one kind and name: the later would replace the first.
+    """
     resources: list[Resource] = []
+    places: dict[tuple[str, str], str] = {}
     for file in _files(paths):
         try:
             documents = read_yaml_documents(file)
@@ -51,9 +55,15 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
         for position, document in enumerate(documents, 1):
             place = str(file) if len(documents) == 1 else f"{file} (document {position})"
             try:
-                resources.append(parse_document(document))
+                resource = parse_document(document)
             except ResourceError as error:
                 raise CommandError(f"{place}: {str(error).removeprefix(': ')}") from None
+            first = places.setdefault((resource.kind, resource.name), place)
+            if len(places) == len(resources):
+                raise CommandError(
+                    f"{place}: {resource.kind} {resource.name} is in {first} already; keep one, or give another name"
+                )
+            resources.append(resource)
     if not resources:
         raise CommandError(f"no resource in {', '.join(str(path) for path in paths)}")
     return sorted(resources, key=lambda resource: isinstance(resource, Pool))

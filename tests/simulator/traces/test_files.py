@@ -66,6 +66,24 @@ def test_bad_burstgpt_rows_are_named(tmp_path, row, message):
         list(read_trace(written(tmp_path, BURSTGPT + row)))
 
 
+@pytest.mark.parametrize(
+    ("header", "twice"),
+    [
+        ("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens", "'ContextTokens' 2 times"),
+        ('"TIMESTAMP","ContextTokens", TIMESTAMP ,GeneratedTokens,TIMESTAMP', "'TIMESTAMP' 3 times"),
+        ("Timestamp,Model,Request tokens,Response tokens,Model", "'Model' 2 times"),
+    ],
+)
+def test_a_header_with_a_column_twice_is_refused_before_any_row(tmp_path, header, twice):
+    with pytest.raises(TraceError, match=rf"trace: line 1: the header has {twice}; keep the one that is meant"):
+        next(read_trace(written(tmp_path, f"{header}\n1,2,3,4,5\n")))
+
+
+def test_columns_without_a_name_are_left_alone(tmp_path):
+    (request,) = read_trace(written(tmp_path, "Timestamp,,Request tokens,Response tokens,\n5,x,7,8,y\n"), service="m")
+    assert request == TraceRequest(0.0, "m", 7, 8)
+
+
 def test_failed_rows_count_towards_the_limit(tmp_path):
     with pytest.raises(TraceError, match="line 5: more than 3 rows"):
         list(read_trace(written(tmp_path, BURSTGPT), limits=TraceLimits(max_rows=3)))
