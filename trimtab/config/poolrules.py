@@ -32,7 +32,7 @@ class LoadRule(Spec):
     rescue_above: float = Field(0.9, ge=SMALLEST, le=MAX_RATIO)
     donor_below: float = Field(0.8, ge=0, le=MAX_RATIO)
     margin: float = Field(0.2, ge=0, le=MAX_RATIO)
-    backlog_horizon_s: Seconds = 10.0
+    backlog_horizon_s: Seconds = 5.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
     level_margin: float = Field(0.3, ge=0, le=MAX_RATIO)
     memory_s: float = Field(15.0, ge=0, le=86_400)
