@@ -60,6 +60,8 @@ STEP_TIMEOUT_S = 30.0
 QUIET_S = 6.5
 """A window of five seconds, and a little: nothing of the last step is left in it."""
 CALL_S = 5.0
+CLOCKS_S = 0.25
+"""The actuator writes its times by the store's clock, a server by its own: so far they may be apart on a busy machine."""
 PROCESSES = ("store", "fleet", "collector", "policy", "actuator", "gateway")
 
 
@@ -213,13 +215,16 @@ class Bench:
             listed = await self._services.actuator.ListOperations(
                 actuator_pb2.ListOperationsRequest(page_size=100), timeout=CALL_S
             )
-            found = next(
+            made_it = (
                 item
                 for item in listed.operations
                 if item.subject == f"pool-{cell.service}"
-                and called.since_s <= item.create_time.ToNanoseconds() / 1e9 <= called.called_s
+                and called.since_s <= item.create_time.ToNanoseconds() / 1e9 <= called.called_s + CLOCKS_S
                 and any(step.replica == called.replica for step in item.steps)
             )
+            found = next(made_it, None)
+            if found is None:
+                raise CommandError(f"no operation of pool-{cell.service} made the call to {called.replica}")
             ended = all(step.HasField("end_time") for step in found.steps)
             if ended or time.monotonic() > give_up_s:
                 return found
