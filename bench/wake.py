@@ -61,7 +61,7 @@ QUIET_S = 6.5
 """A window of five seconds, and a little: nothing of the last step is left in it."""
 CALL_S = 5.0
 CLOCKS_S = 0.25
-"""The actuator writes its times by the store's clock, a server by its own: so far they may be apart on a busy machine."""
+"""The actuator writes its times by the store's clock, a server by its own: so far they may be apart."""
 PROCESSES = ("store", "fleet", "collector", "policy", "actuator", "gateway")
 
 
