@@ -4,6 +4,7 @@
 evaluation, which no fit saw, on the static split at two loads and on seeds that no fit used. The health of a window of
 5 s is one over the 95th percentile of what its arrivals use of their SLO (`simulator.calibration.windows`). Prints rank
 correlations, Spearman's and Kendall's; both forms of the profile are shown, and the shipped one is held to the bars.
+`python -m bench.stage_ranks` asks the same of the stages of disaggregated services.
 """
 
 from __future__ import annotations

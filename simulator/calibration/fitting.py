@@ -5,6 +5,10 @@ first of the grid, which begins with the usual ones. θ is the smallest share at
 SLO: the share within the SLO is fitted as a function of the window's share that never falls (isotonic regression,
 weighted by requests), so that θ does not depend on how many healthy windows were recorded. A window is critical where
 less than half of the requests keep it, and has a surplus where 99 % do.
+
+A stage of a disaggregated service has a profile of its own. A prefill stage's answers are one token each: by Little's
+law its requests take `(running + waiting) / decode_tps` seconds to it, whatever their prompts' lengths, so the form by
+answers counts these tokens and the prompts' hardly. The paper's form has a stage count its own tokens.
 """
 
 from __future__ import annotations
@@ -17,16 +21,19 @@ import numpy as np
 import pydantic
 
 from simulator.calibration.ranks import kendall, spearman
-from simulator.calibration.shares import Weights, shares, z_of
+from simulator.calibration.shares import Weights, order_of, shares
 from simulator.calibration.windows import Floats, Windows
 from simulator.evaluation.statistics import Slo
 from trimtab.config.specs import TokenServiceShare
+from trimtab.words import Role
 
 RELIABILITY = 0.95
 LOST, SAFE = 0.5, 0.99
 PREFILL_WEIGHTS = (0.05, 0.02, 0.01, 0.0)
 WAITING_WEIGHTS = (8.0, 4.0, 16.0, 2.0, 1.0)
 SMOOTHINGS = (1.0, 0.7, 0.5)
+FIRST_TOKENS_ONLY = 1e-6
+"""Of a prefill stage's prompt tokens; 0 would have the policy engine count nothing but them."""
 # Better by less than this is as good.
 _EQUAL = 0.002
 _CRITICAL_RANGE = (0.3, 0.9)
@@ -48,33 +55,36 @@ class Quality:
     attained_above: float | None = None
     """Share of requests within the SLO in windows with Z of at least 1."""
     attained_below: float | None = None
+    misjudged: float | None = None
+    """The fit's error: share of the windows that keep the SLO with Z below 1, or miss it with Z of at least 1."""
 
 
-def fit_fixed(windows: Windows, slo: Slo) -> TokenServiceShare:
+def fit_fixed(windows: Windows, slo: Slo, role: Role = Role.COLOCATED) -> TokenServiceShare:
     """The paper's form: weights of prompt tokens and waiting requests that stay as they are."""
-    grid = [Weights(*values) for values in itertools.product(PREFILL_WEIGHTS, WAITING_WEIGHTS, (1.0,))]
-    best = _best(windows, grid, slo)
-    return _profile(windows, _smoothed(windows, best, slo), slo)
+    prefill = {Role.PREFILL: (1.0,), Role.DECODE: (0.0,)}.get(role, PREFILL_WEIGHTS)
+    grid = [Weights(*values) for values in itertools.product(prefill, WAITING_WEIGHTS, (1.0,))]
+    return _profile(windows, _smoothed(windows, _best(windows, grid, slo, role), slo, role), slo, role)
 
 
-def fit_by_answers(windows: Windows, slo: Slo) -> TokenServiceShare:
+def fit_by_answers(windows: Windows, slo: Slo, role: Role = Role.COLOCATED) -> TokenServiceShare:
     """The form whose weight of a waiting request follows the length of answers."""
-    return _profile(windows, _smoothed(windows, Weights(0.0, None, 1.0), slo), slo)
+    weights = Weights(FIRST_TOKENS_ONLY, 1.0, 1.0) if role is Role.PREFILL else Weights(0.0, None, 1.0)
+    return _profile(windows, _smoothed(windows, weights, slo, role), slo, role)
 
 
-def quality(windows: Windows, profile: TokenServiceShare, slo: Slo) -> Quality:
+def quality(windows: Windows, profile: TokenServiceShare, slo: Slo, role: Role = Role.COLOCATED) -> Quality:
     """Of a profile's Z."""
-    chosen = windows.where(windows.judged)
-    z = z_of(windows, profile, slo)[windows.judged]
-    known = ~np.isnan(z)
-    chosen, z = chosen.where(known), z[known]
-    healthy = z >= 1.0
+    order = order_of(windows, profile, slo, role)
+    known = windows.judged & ~np.isnan(order)
+    chosen, order = windows.where(known), order[known]
+    healthy = order >= 1.0
     return Quality(
-        len(z),
-        spearman(z, chosen.health),
-        kendall(z, chosen.health),
+        len(order),
+        spearman(order, chosen.health),
+        kendall(order, chosen.health),
         _attained(chosen.where(healthy)),
         _attained(chosen.where(~healthy)),
+        float(np.mean(healthy != (chosen.pressure <= 1.0))) if len(order) else None,
     )
 
 
@@ -96,14 +106,14 @@ def isotonic(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
     return x[order], np.repeat(means, counts)
 
 
-def _smoothed(windows: Windows, weights: Weights, slo: Slo) -> Weights:
-    return _best(windows, [dataclasses.replace(weights, smoothing=value) for value in SMOOTHINGS], slo)
+def _smoothed(windows: Windows, weights: Weights, slo: Slo, role: Role) -> Weights:
+    return _best(windows, [dataclasses.replace(weights, smoothing=value) for value in SMOOTHINGS], slo, role)
 
 
-def _best(windows: Windows, grid: Sequence[Weights], slo: Slo) -> Weights:
+def _best(windows: Windows, grid: Sequence[Weights], slo: Slo, role: Role) -> Weights:
     best, best_rank = grid[0], -np.inf
     for weights in grid:
-        known = shares(windows, weights, slo)
+        known = shares(windows, weights, slo, role)
         chosen = windows.judged & ~known.idle & ~np.isnan(known.smoothed_tps)
         rank = spearman(known.smoothed_tps[chosen], windows.health[chosen])
         if rank is not None and rank > best_rank + _EQUAL:
@@ -111,8 +121,8 @@ def _best(windows: Windows, grid: Sequence[Weights], slo: Slo) -> Weights:
     return best
 
 
-def _profile(windows: Windows, weights: Weights, slo: Slo) -> TokenServiceShare:
-    known = shares(windows, weights, slo)
+def _profile(windows: Windows, weights: Weights, slo: Slo, role: Role) -> TokenServiceShare:
+    known = shares(windows, weights, slo, role)
     chosen = windows.judged & ~known.idle & ~np.isnan(known.smoothed_tps)
     if chosen.sum() < FEWEST_WINDOWS:
         raise CalibrationError(
@@ -135,7 +145,7 @@ def _profile(windows: Windows, weights: Weights, slo: Slo) -> TokenServiceShare:
             prefill_weight=weights.prefill,
             waiting_weight=weights.waiting,
             smoothing=weights.smoothing,
-            theta_tps=round(theta, 2),
+            theta_tps=float(f"{theta:.4g}"),
             critical_below=round(float(np.clip(lost, *_CRITICAL_RANGE)), 2),
             surplus_above=round(float(np.clip(safe, *_SURPLUS_RANGE)), 2),
         )

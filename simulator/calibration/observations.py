@@ -1,19 +1,21 @@
 """Recorded windows from a file: CSV with a header, or one JSON object a line (`.jsonl`).
 
-Columns, one row a window of one service at fixed capacity, in order of time within each run:
+Columns, one row a window of one service, or of a stage of it, at fixed capacity, in order of time within each run:
 
     window_end_s              seconds on any clock
     prefill_tps, decode_tps   tokens per second over all replicas
     running, waiting          mean requests over all replicas; waiting with what gateways hold
     ttft_p95_s, tpot_p95_s    95th percentiles of the requests that arrived in the window
+    role                      optional: prefill or decode, for the stages of a disaggregated service
     run                       optional: a name for each unbroken run, such as the trace
     kv_usage_ratio            optional, from 0 to 1
     request_rps               optional: finished requests per second; without it a waiting request has a fixed weight
     slo_attainment            optional: share of the arrived requests within the SLO; else 1 or 0 by the percentiles
     requests                  optional: how many arrived
 
-Latencies are left empty where nothing arrived. Other columns are left alone. Nothing is guessed: a row with a number
-that is none, negative, not finite or beyond all measure is refused with its line.
+Latencies are left empty where nothing arrived. Those of a stage count from a request's arrival at the stage: of prefill
+the TTFT alone judges; of decode the TPOT, and the TTFT where it is given. Other columns are left alone. Nothing is
+guessed: a row with a number that is none, negative, not finite or beyond all measure is refused with its line.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ from pathlib import Path
 import numpy as np
 
 from simulator.calibration.fitting import CalibrationError
-from simulator.calibration.windows import Windows, pressures
+from simulator.calibration.watching import stage_pressures
+from simulator.calibration.windows import Windows
 from simulator.evaluation.statistics import Slo
+from trimtab.words import Role
 
 NEEDED = ("window_end_s", "prefill_tps", "decode_tps", "running", "waiting")
 LATENCIES = ("ttft_p95_s", "tpot_p95_s")
 OPTIONAL = ("kv_usage_ratio", "request_rps", "slo_attainment", "requests")
 RATIOS = ("kv_usage_ratio", "slo_attainment")
 RUN = "run"
+ROLE = "role"
+ROLES = (Role.COLOCATED, Role.PREFILL, Role.DECODE)
 MAX_ROWS = 1_000_000
 MAX_NUMBER = 1e15
 """Above any clock's milliseconds, and far below where sums and products overflow."""
@@ -42,8 +48,11 @@ MAX_NUMBER = 1e15
 Row = Mapping[str, object]
 
 
-def read_observations(path: Path, slo: Slo) -> Windows:
-    """The windows of a file, judged by `slo`. Raises `CalibrationError` with the file and the line."""
+def read_observations(path: Path, slo: Slo) -> dict[Role, Windows]:
+    """The windows of a file by role, judged by `slo`: of a colocated service, or of one or both stages.
+
+    Raises `CalibrationError` with the file and the line.
+    """
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(_numbered(file, path))
@@ -52,7 +61,26 @@ def read_observations(path: Path, slo: Slo) -> Windows:
         raise CalibrationError(f"{path}: {reason}") from None
     if not rows:
         raise CalibrationError(f"{path}: no window in it")
-    return _windows(rows, path, slo)
+    by_role: dict[Role, list[tuple[int, Row]]] = {}
+    for line, row in rows:
+        by_role.setdefault(_role(row.get(ROLE), f"{path}:{line}: {ROLE}"), []).append((line, row))
+    if Role.COLOCATED in by_role and len(by_role) > 1:
+        line = by_role[Role.COLOCATED][0][0]
+        raise CalibrationError(f"{path}:{line}: {ROLE}: is not prefill or decode, as that of other rows")
+    return {role: _windows(by_role[role], path, slo, role) for role in ROLES if role in by_role}
+
+
+def _role(value: object, place: str) -> Role:
+    """A row's role; colocated where it is not said."""
+    if value is None or value == "":
+        return Role.COLOCATED
+    try:
+        role = Role(str(value))
+    except ValueError:
+        role = None
+    if role not in ROLES:
+        raise CalibrationError(f"{place}: {str(value)[:40]!r} is not one of {', '.join(ROLES)}")
+    return role
 
 
 def _numbered(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Row]]:
@@ -92,7 +120,7 @@ def _json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
-def _windows(rows: list[tuple[int, Row]], path: Path, slo: Slo) -> Windows:
+def _windows(rows: list[tuple[int, Row]], path: Path, slo: Slo, role: Role) -> Windows:
     runs: dict[str, int] = {}
     names = (*NEEDED, *LATENCIES, *OPTIONAL)
     columns: dict[str, list[float]] = {name: [] for name in names}
@@ -111,12 +139,7 @@ def _windows(rows: list[tuple[int, Row]], path: Path, slo: Slo) -> Windows:
             raise CalibrationError(f"{path}:{line}: window_end_s: {end_s:g} does not come after the window before it")
         last_s[run] = end_s
     found = {name: np.array(values) for name, values in columns.items()}
-    ttft_s = found["ttft_p95_s"]
-    pressure = np.where(
-        np.isnan(ttft_s),
-        np.nan,
-        pressures(ttft_s, found["tpot_p95_s"], ttft_target_s=slo.ttft_s, tpot_target_s=slo.tpot_s),
-    )
+    pressure = stage_pressures(role, found["ttft_p95_s"], found["tpot_p95_s"], slo)
     attained = np.where(np.isnan(found["slo_attainment"]), (pressure <= 1.0).astype(float), found["slo_attainment"])
     order = np.argsort(numbers, kind="stable")
     windows = Windows(

@@ -6,12 +6,14 @@ import dataclasses
 import datetime
 import hashlib
 import json
+from collections.abc import Mapping
 
 import yaml
 
 from simulator.calibration.calibrating import Calibration
 from simulator.calibration.fitting import Quality
 from trimtab.config.specs import TokenServiceShare
+from trimtab.words import Role
 
 
 def version_of(share: TokenServiceShare, date: datetime.date) -> str:
@@ -22,16 +24,17 @@ def version_of(share: TokenServiceShare, date: datetime.date) -> str:
 
 def policy_block(calibration: Calibration, date: datetime.date) -> str:
     """`tokenServiceShare` for the spec of a ServicePolicy, with version, source and fit as comments."""
-    chosen, slo = calibration.chosen, calibration.slo
-    above, below = chosen.judged.attained_above, chosen.judged.attained_below
-    lines = [
-        f"version {version_of(chosen.share, date)}, for TTFT {slo.ttft_s:g} s and TPOT {1000 * slo.tpot_s:g} ms",
-        f"source: {calibration.source}",
-        f"rank correlation of Z with SLO health: {_rank(chosen.fit)} in the fit, {_rank(chosen.judged)} elsewhere",
-        f"requests within the SLO: {_share(above)} where Z >= 1, {_share(below)} below",
-    ]
-    body = yaml.safe_dump({"tokenServiceShare": _scalars(chosen.share)}, sort_keys=False)
-    return "".join(f"# {line}\n" for line in lines) + body
+    body = yaml.safe_dump({"tokenServiceShare": _scalars(calibration.chosen.share)}, sort_keys=False)
+    return _comments(calibration, date) + body
+
+
+def roles_block(calibrations: Mapping[Role, Calibration], date: datetime.date) -> str:
+    """`roles` for the spec of a disaggregated service's ServicePolicy: each stage with a profile of its own."""
+    parts = ["roles:\n"]
+    for role, calibration in calibrations.items():
+        entry = {"role": role.value, "tokenServiceShare": _scalars(calibration.chosen.share)}
+        parts += [_comments(calibration, date), yaml.safe_dump([entry], sort_keys=False)]
+    return "".join(parts)
 
 
 def document(calibration: Calibration, date: datetime.date) -> dict[str, object]:
@@ -39,6 +42,7 @@ def document(calibration: Calibration, date: datetime.date) -> dict[str, object]
     return {
         "version": version_of(calibration.chosen.share, date),
         "date": date.isoformat(),
+        "role": calibration.role.value,
         "source": calibration.source,
         "slo": {"ttft_s": calibration.slo.ttft_s, "tpot_s": calibration.slo.tpot_s},
         "form": calibration.form.value,
@@ -52,7 +56,30 @@ def document(calibration: Calibration, date: datetime.date) -> dict[str, object]
             for form, fitted in calibration.forms.items()
         },
         "raw_signals": {name: dataclasses.asdict(found) for name, found in calibration.raw.items()},
+        "notes": list(calibration.notes),
     }
+
+
+def roles_document(calibrations: Mapping[Role, Calibration], date: datetime.date) -> dict[str, object]:
+    """The documents of all stages."""
+    return {"roles": [document(calibration, date) for calibration in calibrations.values()]}
+
+
+def _comments(calibration: Calibration, date: datetime.date) -> str:
+    chosen, slo = calibration.chosen, calibration.slo
+    above, below = chosen.judged.attained_above, chosen.judged.attained_below
+    targets = f"TTFT {slo.ttft_s:g} s and TPOT {1000 * slo.tpot_s:g} ms"
+    stage = "" if calibration.role is Role.COLOCATED else f"{calibration.role} of "
+    sides = f"{_share(chosen.fit.misjudged)} in the fit, {_share(chosen.judged.misjudged)} elsewhere"
+    lines = [
+        f"version {version_of(chosen.share, date)}, for {stage}{targets}",
+        f"source: {calibration.source}",
+        f"rank correlation of Z with SLO health: {_rank(chosen.fit)} in the fit, {_rank(chosen.judged)} elsewhere",
+        f"requests within the SLO: {_share(above)} where Z >= 1, {_share(below)} below",
+        f"windows on the wrong side of Z = 1: {sides}",
+        *calibration.notes,
+    ]
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def _scalars(share: TokenServiceShare) -> dict[str, float | None]:

@@ -44,11 +44,12 @@ def weights_of(profile: TokenServiceShare) -> Weights:
     return Weights(profile.prefill_weight, profile.waiting_weight, profile.smoothing)
 
 
-def shares(windows: Windows, weights: Weights, slo: Slo) -> Shares:
-    """The smoothed share of each window."""
-    each = waiting_weights(windows, slo) if weights.waiting is None else weights.waiting
+def shares(windows: Windows, weights: Weights, slo: Slo, role: Role = Role.COLOCATED) -> Shares:
+    """The smoothed share of each window of a role."""
+    each = waiting_weights(windows, slo, role) if weights.waiting is None else weights.waiting
     outstanding = windows.running + each * windows.waiting
-    raw = (weights.prefill * windows.prefill_tps + windows.decode_tps) / np.maximum(1.0, outstanding)
+    prefill = 1.0 if role is Role.PREFILL and weights.prefill == 0 else weights.prefill
+    raw = (prefill * windows.prefill_tps + windows.decode_tps) / np.maximum(1.0, outstanding)
     idle = np.asarray((outstanding < 1.0) & (windows.waiting <= NOTHING_WAITING))
     if weights.smoothing == 1.0 and not idle.any():
         return Shares(np.asarray(raw), idle)
@@ -64,7 +65,7 @@ def shares(windows: Windows, weights: Weights, slo: Slo) -> Shares:
     return Shares(found, idle)
 
 
-def waiting_weights(windows: Windows, slo: Slo) -> Floats:
+def waiting_weights(windows: Windows, slo: Slo, role: Role = Role.COLOCATED) -> Floats:
     """What a waiting request counts in each window where the profile leaves it to the length of answers."""
     target = SloSpec(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
     found = np.empty(len(windows))
@@ -79,12 +80,18 @@ def waiting_weights(windows: Windows, slo: Slo) -> Floats:
             tokens_tps = request_rps = 0.0
         run_before, before_s = run, end_s
         known = tokens_tps / request_rps if request_rps > FEW_REQUESTS_RPS else None
-        found[index] = waiting_weight_of(None, target, Role.COLOCATED, known)
+        found[index] = waiting_weight_of(None, target, role, known)
     return found
 
 
-def z_of(windows: Windows, profile: TokenServiceShare, slo: Slo) -> Floats:
-    """Z of each window."""
-    known = shares(windows, weights_of(profile), slo)
+def z_of(windows: Windows, profile: TokenServiceShare, slo: Slo, role: Role = Role.COLOCATED) -> Floats:
+    """Z of each window of a role."""
+    known = shares(windows, weights_of(profile), slo, role)
     z = known.smoothed_tps / profile.theta_tps
     return np.where(known.idle, np.maximum(np.where(np.isnan(z), 0.0, z), profile.surplus_above), z)
+
+
+def order_of(windows: Windows, profile: TokenServiceShare, slo: Slo, role: Role = Role.COLOCATED) -> Floats:
+    """What the arbiter ranks each window by: its Z, and idle ones above every number. NaN before there is a share."""
+    known = shares(windows, weights_of(profile), slo, role)
+    return np.where(known.idle, np.inf, known.smoothed_tps / profile.theta_tps)

@@ -2,7 +2,7 @@
 
 A fit sees made-up lengths and steps of load in some order; what it is judged by are lengths and gaps of recorded
 traces, another seed and a load that rises and falls smoothly. Loads are parts of what the replicas carry within the
-SLO (`simulator.suites.capacity`).
+SLO (`simulator.suites.capacity`, for stages `simulator.calibration.stagesweeps`).
 """
 
 from __future__ import annotations
@@ -52,14 +52,24 @@ class Kind:
     output_mean: float
 
 
+RequestSeconds = Callable[[Kind], float]
+"""Seconds of one replica that a mean request of a kind takes: it carries one over that a second."""
+ServeRequests = Callable[[Iterator[TraceRequest], Sequence[Kind], int], Windows]
+"""Serves requests of some kinds with so many replicas."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """How much is run: every kind on each number of replicas, `repeats` times with other draws."""
+    """How much is run: every kind on each number of replicas, `repeats` times with other draws.
+
+    `search_s`: how long a run is at least by which it is found what a replica of a stage carries.
+    """
 
     replicas: tuple[int, ...] = (1, 3)
     duration_s: float = 540.0
     seed: int = FIT_SEED
     repeats: int = 2
+    search_s: float = 120.0
 
 
 def made_up() -> tuple[Kind, ...]:
@@ -90,15 +100,36 @@ def recorded() -> tuple[Kind, ...]:
 
 def fit_windows(profile: Profile, slo: Slo, cost: TokenCost, sweep: Sweep) -> Windows:
     """The windows of a fit: each made-up kind alone, and all of them together, in steps of load."""
-    kinds = made_up()
-    mixtures = [*((kind,) for kind in kinds), kinds]
-    return _run(mixtures, lambda seed: steps(sweep.duration_s, seed), profile, slo, cost, sweep)
+    return run_sweep(
+        mixtures(made_up()),
+        lambda seed: steps(sweep.duration_s, seed),
+        by_tokens(cost),
+        sweep,
+        _runs(profile, slo, sweep),
+    )
 
 
 def judged_windows(profile: Profile, slo: Slo, cost: TokenCost, sweep: Sweep) -> Windows:
     """Windows that no fit sees: recorded kinds and a load that swings."""
-    other = dataclasses.replace(sweep, seed=sweep.seed + _OTHER_SEED, repeats=1)
-    return _run([(kind,) for kind in recorded()], lambda _: swinging(sweep.duration_s), profile, slo, cost, other)
+    kinds = [(kind,) for kind in recorded()]
+    return run_sweep(
+        kinds, lambda _: swinging(sweep.duration_s), by_tokens(cost), unseen(sweep), _runs(profile, slo, sweep)
+    )
+
+
+def mixtures(kinds: tuple[Kind, ...]) -> list[tuple[Kind, ...]]:
+    """Each kind alone, and all of them together."""
+    return [*((kind,) for kind in kinds), kinds]
+
+
+def unseen(sweep: Sweep) -> Sweep:
+    """A sweep with draws that the fit's has not."""
+    return dataclasses.replace(sweep, seed=sweep.seed + _OTHER_SEED, repeats=1)
+
+
+def by_tokens(cost: TokenCost) -> RequestSeconds:
+    """What requests take where tokens have a price each."""
+    return lambda kind: kind.prompt_mean * cost.prompt_token_s + kind.output_mean * cost.output_token_s
 
 
 def steps(duration_s: float, seed: int) -> Curve:
@@ -127,14 +158,14 @@ def swinging(duration_s: float) -> Curve:
 
 
 def requests_for(
-    kinds: Sequence[Kind], curve: Curve, cost: TokenCost, *, replicas: int, duration_s: float, seed: int
+    kinds: Sequence[Kind], curve: Curve, request_s: RequestSeconds, *, replicas: int, duration_s: float, seed: int
 ) -> Iterator[TraceRequest]:
     """Requests of some kinds that share the load equally; the curve is in parts of the replicas' capacity."""
     streams = [
         Stream(
             service="service",
             name=kind.name,
-            request_rps=curve.scaled(replicas / len(kinds) / _request_s(kind, cost)),
+            request_rps=curve.scaled(replicas / len(kinds) / request_s(kind)),
             prompt=kind.prompt,
             output=kind.output,
             gaps=kind.gaps,
@@ -144,21 +175,25 @@ def requests_for(
     return requests_of(streams, duration_s=duration_s, seed=seed)
 
 
-def _run(
-    mixtures: Sequence[Sequence[Kind]],
+def run_sweep(
+    several: Sequence[Sequence[Kind]],
     curve: Callable[[int], Curve],
-    profile: Profile,
-    slo: Slo,
-    cost: TokenCost,
+    request_s: RequestSeconds,
     sweep: Sweep,
+    run: ServeRequests,
 ) -> Windows:
+    """The windows of every mixture on every number of replicas, each run on draws of its own."""
     found: list[Windows] = []
-    for kinds, replicas, _ in itertools.product(mixtures, sweep.replicas, range(sweep.repeats)):
+    for kinds, replicas, _ in itertools.product(several, sweep.replicas, range(sweep.repeats)):
         seed = sweep.seed + len(found)
-        requests = requests_for(kinds, curve(seed), cost, replicas=replicas, duration_s=sweep.duration_s, seed=seed)
-        found.append(run_fixed(requests, profile=profile, slo=slo, replicas=replicas, duration_s=sweep.duration_s))
+        requests = requests_for(
+            kinds, curve(seed), request_s, replicas=replicas, duration_s=sweep.duration_s, seed=seed
+        )
+        found.append(run(requests, kinds, replicas))
     return joined(found)
 
 
-def _request_s(kind: Kind, cost: TokenCost) -> float:
-    return kind.prompt_mean * cost.prompt_token_s + kind.output_mean * cost.output_token_s
+def _runs(profile: Profile, slo: Slo, sweep: Sweep) -> ServeRequests:
+    return lambda requests, _, replicas: run_fixed(
+        requests, profile=profile, slo=slo, replicas=replicas, duration_s=sweep.duration_s
+    )

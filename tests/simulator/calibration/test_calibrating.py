@@ -16,13 +16,14 @@ from simulator.calibration.fitting import CalibrationError
 from simulator.calibration.fixed import run_fixed
 from simulator.calibration.observations import read_observations
 from simulator.calibration.report import document, policy_block, version_of
-from simulator.calibration.sweeps import Sweep, made_up, requests_for, steps
+from simulator.calibration.sweeps import Sweep, by_tokens, made_up, requests_for, steps
 from simulator.calibration.windows import Windows
 from simulator.evaluation.statistics import Slo
 from simulator.profiles import packaged_profiles
 from simulator.suites.capacity import TokenCost
 from trimtab.cli.main import app
 from trimtab.config.specs import TokenServiceShare
+from trimtab.words import Role
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.075)
 COST = TokenCost(prompt_token_s=7e-5, output_token_s=1.7e-4)
@@ -35,7 +36,7 @@ HEADER = (
 @pytest.fixture(scope="module")
 def simulated() -> Windows:
     """Nine minutes of chat on one replica, in steps of load."""
-    requests = requests_for(made_up()[:1], steps(540.0, 3), COST, replicas=1, duration_s=540.0, seed=3)
+    requests = requests_for(made_up()[:1], steps(540.0, 3), by_tokens(COST), replicas=1, duration_s=540.0, seed=3)
     return run_fixed(requests, profile=packaged_profiles()["a100-8b-tp1"], slo=SLO, replicas=1, duration_s=540.0)
 
 
@@ -82,7 +83,7 @@ def test_windows_of_a_run_have_the_load_that_was_given_and_the_fates_of_their_ar
 
 
 def test_a_file_of_windows_is_read_as_it_was_recorded(simulated: Windows, tmp_path: Path) -> None:
-    read = read_observations(recorded(simulated, tmp_path / "windows.csv"), SLO)
+    read = read_observations(recorded(simulated, tmp_path / "windows.csv"), SLO)[Role.COLOCATED]
     for name in ("end_s", "decode_tps", "waiting", "request_rps", "requests"):
         assert getattr(read, name).tolist() == pytest.approx(getattr(simulated, name).tolist())
     judged = simulated.judged
@@ -101,7 +102,7 @@ def test_json_lines_and_interleaved_runs_are_read_run_by_run(tmp_path: Path) -> 
     ]  # fmt: skip
     path = tmp_path / "windows.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    read = read_observations(path, SLO)
+    read = read_observations(path, SLO)[Role.COLOCATED]
     assert read.run.tolist() == [0, 0, 1, 1]
     assert read.end_s.tolist() == [5, 10, 5, 10]
     assert read.pressure.tolist() == [0.5, 2.0, 0.5, 2.0]
@@ -140,7 +141,7 @@ def test_what_cannot_be_read_is_refused_with_its_line(name: str, text: str, said
 
 
 def test_recorded_windows_give_a_block_that_a_policy_takes(simulated: Windows, tmp_path: Path) -> None:
-    windows = read_observations(recorded(simulated, tmp_path / "windows.csv"), SLO)
+    windows = read_observations(recorded(simulated, tmp_path / "windows.csv"), SLO)[Role.COLOCATED]
     found = calibrate_observed(windows, SLO, source="windows.csv")
     assert found.forms.keys() == {Form.ANSWERS, Form.FIXED}
     block = policy_block(found, DATE)
@@ -161,7 +162,7 @@ def test_without_finished_requests_only_fixed_weights_can_be_fitted(simulated: W
     path = recorded(simulated, tmp_path / "windows.csv")
     lines = [",".join(line.split(",")[:8]) for line in path.read_text().splitlines()]
     path.write_text("\n".join(lines) + "\n")
-    windows = read_observations(path, SLO)
+    windows = read_observations(path, SLO)[Role.COLOCATED]
     with pytest.raises(CalibrationError, match="without request_rps"):
         calibrate_observed(windows, SLO, source="windows.csv")
     fixed = calibrate_observed(windows, SLO, source="windows.csv", form=Form.FIXED)

@@ -1,0 +1,198 @@
+"""Does each stage's Z keep the order of its own stage's health in disaggregated services, within and across models?
+
+`python -m bench.stage_ranks` fits a profile to prefill and to decode of each of TRE's three models, each stage by
+made-up loads on its own. Then services of both roles serve traces of TRE's evaluation that no fit saw, on a number of
+replicas that stays: as many as the trace's mean work needs at two levels of use. Prefill's health is by the time to
+its token, decode's by the time per token and the wait for the first (`simulator.calibration.watching`). Prints rank
+correlations of each stage's Z, in both forms, and of raw signals. Where Z does not lead, the last lines say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bench.ranks import Ranks, ranked
+from simulator.calibration.calibrating import Form, form_words
+from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
+from simulator.calibration.fixed import run_staged
+from simulator.calibration.shares import order_of
+from simulator.calibration.signals import RAW
+from simulator.calibration.stagesweeps import STAGES, StageCapacity, stage_capacity, stage_fit_windows
+from simulator.calibration.sweeps import Sweep
+from simulator.calibration.windows import Floats, Windows, joined
+from simulator.evaluation.bars import at_least
+from simulator.suites.loads import packaged_loads
+from simulator.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, profiles
+from simulator.traces.model import TraceRequest
+from simulator.traces.probes import MODELS, PROBES, probe
+from trimtab.config.specs import TokenServiceShare
+from trimtab.words import Role
+
+USES = (0.55, 0.85)
+"""Mean work of the trace over what the replicas of a stage carry."""
+RATE_SCALE = 1.5
+"""Beside the suite's heavy load: a stage is a part of the work, and one replica of it would often do."""
+WITHIN, ACROSS = 0.9, 0.85
+QUICK = Sweep(replicas=(1,), repeats=1, duration_s=270.0, search_s=30.0)
+_FITS = {Form.ANSWERS: fit_by_answers, Form.FIXED: fit_fixed}
+_DOWN = -1.0
+
+Stages = dict[Role, dict[str, Windows]]
+
+
+def unseen(
+    capacities: Mapping[str, Mapping[Role, StageCapacity]], traces: Sequence[str], seeds: int, uses: Sequence[float]
+) -> Stages:
+    """The windows of every trace, by stage and model."""
+    known = profiles()
+    found: dict[Role, dict[str, list[Windows]]] = {role: {model: [] for model in MODELS} for role in STAGES}
+    for seed in HELD_OUT_SEEDS[:seeds]:
+        for trace in traces:
+            scale = RATE_SCALE * packaged_loads().traces[trace]["heavy"].rate_scale
+            requests = list(probe(trace, seed=seed, rate_scale=scale))
+            for model in MODELS:
+                own = [request for request in requests if request.service == model]
+                for use in uses:
+                    counts = replicas(own, capacities[model], use)
+                    windows = run_staged(
+                        own,
+                        prefill=known[model],
+                        decode=known[model],
+                        slo=SLOS[model],
+                        prefill_replicas=counts[Role.PREFILL],
+                        decode_replicas=counts[Role.DECODE],
+                        duration_s=DURATION_S,
+                    )
+                    for role in STAGES:
+                        found[role][model].append(windows[role].where(windows[role].judged))
+    return {role: {model: joined(several) for model, several in own.items()} for role, own in found.items()}
+
+
+def replicas(requests: Sequence[TraceRequest], capacities: Mapping[Role, StageCapacity], use: float) -> dict[Role, int]:
+    """As many of each stage as the mean work of the trace needs at that use; one at least."""
+    tokens = {
+        Role.PREFILL: sum(request.prompt_tokens for request in requests),
+        Role.DECODE: sum(request.output_tokens for request in requests),
+    }
+    return {
+        role: max(1, math.ceil(total / DURATION_S / capacities[role].tokens_tps / use))
+        for role, total in tokens.items()
+    }
+
+
+def rows(
+    role: Role, windows: Mapping[str, Windows], shares: Mapping[Form, Mapping[str, TokenServiceShare]]
+) -> dict[str, tuple[Ranks, Ranks]]:
+    """Spearman's and Kendall's correlation of every signal of a stage, the shipped form of Z first."""
+    values: dict[str, Mapping[str, Floats]] = {
+        form_words(form, role): {model: order_of(windows[model], own[model], SLOS[model], role) for model in MODELS}
+        for form, own in shares.items()
+    }
+    values |= {name: {model: of(windows[model]) for model in MODELS} for name, of in RAW.items()}
+    return {name: ranked(own, windows) for name, own in values.items()}
+
+
+def run(traces: Sequence[str], seeds: int, *, quick: bool) -> dict[str, object]:
+    """Everything as one document."""
+    known, sweep, uses = profiles(), QUICK if quick else Sweep(repeats=1), USES[-1:] if quick else USES
+    capacities = {
+        model: {role: stage_capacity(known[model], SLOS[model], role, sweep.search_s) for role in STAGES}
+        for model in MODELS
+    }
+    windows = unseen(capacities, traces, seeds, uses)
+    stages: dict[str, object] = {}
+    bars = []
+    for role in STAGES:
+        fits = {model: stage_fit_windows(known[model], SLOS[model], capacities[model][role], sweep) for model in MODELS}
+        shares = {form: {model: fit(fits[model], SLOS[model], role) for model in MODELS} for form, fit in _FITS.items()}
+        found = rows(role, windows[role], shares)
+        shipped = found[form_words(Form.ANSWERS, role)][0]
+        lead = {
+            name: (_DOWN if rank is None else rank) - max(abs(found[raw][0][name] or 0.0) for raw in RAW)
+            for name, rank in shipped.items()
+        }
+        bars += [
+            at_least(f"{role}_rank_within", {model: shipped[model] for model in MODELS}, WITHIN),
+            at_least(f"{role}_rank_across", shipped["all"], ACROSS),
+            at_least(f"{role}_rank_within_above_raw", {model: lead[model] for model in MODELS}, 0.001),
+            at_least(f"{role}_rank_across_above_raw", lead["all"], 0.001),
+        ]
+        stages[role.value] = {
+            "windows": {model: len(windows[role][model]) for model in MODELS},
+            "share_healthy": {model: float(np.mean(windows[role][model].pressure <= 1.0)) for model in MODELS},
+            "profiles": {
+                form.value: {model: share.model_dump(by_alias=True, exclude_none=True) for model, share in own.items()}
+                for form, own in shares.items()
+            },
+            "separation": {
+                form.value: {
+                    model: dataclasses.asdict(quality(windows[role][model], share, SLOS[model], role))
+                    for model, share in own.items()
+                }
+                for form, own in shares.items()
+            },
+            "spearman": {name: both[0] for name, both in found.items()},
+            "kendall": {name: both[1] for name, both in found.items()},
+        }
+    return {
+        "bench": "stage_ranks",
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "inputs": {"seeds": list(HELD_OUT_SEEDS[:seeds]), "traces": list(traces), "uses": list(uses), "quick": quick},
+        "stages": stages,
+        "bars": [dataclasses.asdict(bar) for bar in bars],
+    }
+
+
+def _print_tables(report: dict[str, object]) -> None:
+    stages = report["stages"]
+    for role, stage in stages.items() if isinstance(stages, dict) else ():
+        said = ", ".join(f"{model} {count}" for model, count in stage["windows"].items())
+        healthy = ", ".join(f"{share:.2f}" for share in stage["share_healthy"].values())
+        print(f"{role}: windows {said}; share that keeps its SLO {healthy}")
+        for measure in ("spearman", "kendall"):
+            print(f"{measure:28}" + "".join(f"{name:>12}" for name in (*MODELS, "all")))
+            for name, found in stage[measure].items():
+                cells = (found[key] for key in (*MODELS, "all"))
+                print(f"{name:28}" + "".join(f"{'—' if cell is None else f'{cell:.3f}':>12}" for cell in cells))
+            print()
+        for form, models in stage["separation"].items():
+            for model, found in models.items():
+                print(f"{form_words(Form(form), Role(role))}, {model}: wrong side of Z = 1 {found['misjudged']:.3f}")
+        print()
+    bars = report["bars"]
+    for bar in bars if isinstance(bars, list) else ():
+        print(f"{bar['name']}: {bar['value']} (bar {bar['bar']}) {'ok' if bar['ok'] else 'MISSED'}")
+
+
+def main() -> int:
+    """Print the tables; exit status 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description="rank correlation of each stage's Z with its own SLO health")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--seeds", type=int, default=1, choices=range(1, len(HELD_OUT_SEEDS) + 1), help="(default 1)")
+    parser.add_argument("--traces", default=",".join(PROBES), help="names with commas between them (default all seven)")
+    parser.add_argument("--quick", action="store_true", help="shorter fits, and the higher use alone")
+    arguments = parser.parse_args()
+    traces = arguments.traces.split(",")
+    unknown = [trace for trace in traces if trace not in PROBES]
+    if unknown:
+        parser.error(f"--traces: {unknown[0]!r} is not one of {', '.join(PROBES)}")
+    report = run(traces, arguments.seeds, quick=arguments.quick)
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print_tables(report)
+    bars = report["bars"]
+    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
