@@ -53,6 +53,8 @@ class ActuatorPace:
     """Between looks at servers that an operation works on."""
     acknowledge_s: float = 0.02
     """Until the gateway has applied an endpoint set and said so."""
+    answer_s: float = 0.0
+    """What a sleep, a wake and a canary token take beside the server's own time: the call, and a look at its end."""
 
 
 class VirtualActuator:
@@ -230,7 +232,11 @@ class VirtualActuator:
         self._busy.add(name)
 
         def done() -> None:
-            self._end(Outcome(kind=action.kind, replica=name, ok=True))
+            outcome = Outcome(kind=action.kind, replica=name, ok=True)
+            if self._pace.answer_s > 0:
+                self.servers.clock.call_at(self._now_s + self._pace.answer_s, lambda _: self._end(outcome))
+            else:
+                self._end(outcome)
 
         if action.kind is ActionKind.SLEEP:
             unfinished = self.servers.sleep(name, done)

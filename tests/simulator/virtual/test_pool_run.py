@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from actuator.core.model import Limits, OperationKind, OperationState
+from actuator.core.model import Limits, OperationKind, OperationState, StepKind
 from policy_engine.core.vocabulary import MemberKey
 from simulator.baselines.interface import Desired, FleetView
 from simulator.core.memory import OutOfMemory
@@ -225,6 +225,21 @@ def test_a_drain_ends_at_its_deadline_and_not_at_the_next_look() -> None:
     )
     assert late_s
     assert 0.0 <= late_s[0] <= 0.05
+
+
+def test_each_action_takes_longer_by_what_its_answer_takes() -> None:
+    trace = stepped_trace(seed=1, duration_s=30.0, small_rps=6.0, large_rps=(1.0, 1.0))
+    took_s: dict[StepKind, list[float]] = {StepKind.RELEASE: [], StepKind.WAKE: []}
+    for answer_s in (0.0, 0.5):
+        setup = dataclasses.replace(pool_setup(), pace=ActuatorPace(answer_s=answer_s))
+        pool = PoolRun(setup, CountController(move_one, period_s=5.0))
+        pool.run(trace, duration_s=30.0, grace_s=10.0)
+        steps = [step for operation in pool.actuator.operations_ended for step in operation.steps]
+        for kind, found in took_s.items():
+            found.append(next(step.end_s - step.start_s for step in steps if step.kind is kind))
+    # A sleep; and, for a wake that waits for another's sleep, that, the wake itself and a canary token.
+    assert took_s[StepKind.RELEASE][1] - took_s[StepKind.RELEASE][0] == pytest.approx(0.5, abs=0.05)
+    assert took_s[StepKind.WAKE][1] - took_s[StepKind.WAKE][0] == pytest.approx(1.5, abs=0.05)
 
 
 def test_a_request_for_a_service_that_the_pool_lacks_is_refused_by_name() -> None:
