@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from bench.ranks import ranked, told_apart
+from bench.stage_ranks import replicas
+from simulator.calibration.stagesweeps import StageCapacity
+from simulator.calibration.sweeps import made_up
 from simulator.calibration.windows import Windows
+from simulator.suites.tre_setup import DURATION_S
+from simulator.traces.model import TraceRequest
 from simulator.traces.probes import MODELS
+from trimtab.words import Role
 
 
 def windows(pressure: list[float]) -> Windows:
@@ -56,3 +62,26 @@ def test_shares_within_the_slo_tell_windows_apart_only_where_they_differ() -> No
     # One healthy window of three ranks below all lost ones, in each model.
     mixed = told_apart({model: np.array([9.0, 8.0, 0.0, 3.0, 2.0, 1.0]) for model in MODELS}, judged)
     assert mixed["healthy"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [(0.5, (4, 2)), (1.0, (2, 1)), (4.0, (1, 1)), (0.24, (9, 5))],
+    ids=["half", "full", "floor", "up"],
+)
+def test_a_stage_has_the_replicas_that_its_mean_work_needs(use: float, expected: tuple[int, int]) -> None:
+    """2,000 prompt tokens and 300 of answers a second, on replicas that carry 1,000 and 300."""
+    kinds = made_up()
+    capacities = {
+        role: StageCapacity(
+            role,
+            {kind.name: tps / (kind.prompt_mean if role is Role.PREFILL else kind.output_mean) for kind in kinds},
+        )
+        for role, tps in ((Role.PREFILL, 1000.0), (Role.DECODE, 300.0))
+    }
+    requests = [
+        TraceRequest(DURATION_S * place / 60, "m", round(2000 * DURATION_S / 60), round(5 * DURATION_S))
+        for place in range(60)
+    ]
+    found = replicas(requests, capacities, use)
+    assert (found[Role.PREFILL], found[Role.DECODE]) == expected
