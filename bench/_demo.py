@@ -21,6 +21,7 @@ from simulator.baselines.static import Static
 from simulator.profiles import find_profile, packaged_profiles
 from simulator.scenarios import scenario_folder
 from simulator.traces.demo import FOOTPRINT_GPUS, DemoTrace, demo_trace
+from simulator.virtual.actuation import ActuatorPace
 from simulator.virtual.control import Controller, ShareController
 from simulator.virtual.counts import CountController
 from simulator.virtual.pool_run import PoolSetup, run_pool
@@ -36,6 +37,8 @@ PHASES = 16
 """Beginnings of the trace between two beats; without a policy there is nothing to differ."""
 NEAR = 1 / 8
 """Of a beat: so far from the live beginning counts as near it. What is read and decided takes as long, live."""
+LIVE_PACE = ActuatorPace(acknowledge_s=0.04, answer_s=0.04)
+"""What calls, looks and acknowledgements take between processes: the figures are in docs/virtual-time.md."""
 Quantiles = dict[str, dict[str, dict[str, float]]]
 """Service → p50 or p95 → latency → seconds."""
 
@@ -96,6 +99,7 @@ def _setup(made: DemoTrace) -> PoolSetup:
         policies=policies,
         profiles={name: find_profile(packaged, name) for name in sorted(names)},
         gpu_memory_gib=GPU_MEMORY_GIB,
+        pace=LIVE_PACE,
     ).with_awake(made.static_replicas())
 
 
