@@ -69,6 +69,14 @@ def setting_of(policy: str) -> Setting:
     return contender.start if found is None or not contender.space else found.setting
 
 
+def described(policy: str) -> str:
+    """What a contender is, and where its thresholds are from."""
+    contender, found = CONTENDERS[policy], tuned_settings().get(policy)
+    if not contender.space:
+        return contender.about
+    return f"{contender.about}; " + ("not tuned" if found is None else f"tuned on {len(found.seeds)} seeds")
+
+
 def by_role(ticks: Mapping[RoleKey, Tick]) -> Tick:
     """A scaler for each role, none of which sees the others."""
 
@@ -193,7 +201,7 @@ def _mean_units() -> int:
     return day.units_for(day.peak_rps() / day.PEAK)
 
 
-_LOADS = (0.5, 0.6, 0.7, 0.8)
+_LOADS = (0.5, 0.6, 0.7, 0.8, 0.9)
 CONTENDERS: Mapping[str, Contender] = {
     "static-peak": Contender(about="units for the day's peak", make=_fixed(_peak_units), first_units=_peak_units),
     "static-mean": Contender(about="units for the day's mean", make=_fixed(_mean_units), first_units=_mean_units),
@@ -324,7 +332,7 @@ def suite(options: Options) -> Suite:
             f"workday that runs {day.COMPRESS:g} times as fast as a real one. Replicas start in the time of their "
             "profile, so a start takes as much of the day as several minutes would."
         ),
-        policies={name: contender.about for name, contender in CONTENDERS.items()},
+        policies={name: described(name) for name in CONTENDERS},
         baseline="static-peak",
         traces={"day": "many bursty clients, a morning and an afternoon peak, a deep valley at night"},
         seeds=day.HELD_OUT_SEEDS,

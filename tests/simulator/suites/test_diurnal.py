@@ -110,6 +110,9 @@ def test_the_suite_takes_a_part_of_the_day_and_no_less_than_five_minutes() -> No
     assert all(set(one.space) == set(one.start) for one in suite.tunings.values())
     assert all(len(one.seeds) > 1 and one.in_two_stages for one in suite.tunings.values())
     tuned = read_tuned(TUNED_FILE)
+    for name, contender in CONTENDERS.items():
+        said = "tuned on 2 seeds" if name in tuned else "not tuned" if contender.space else contender.about
+        assert suite.policies[name].endswith(said), name
     assert suite.inputs["settings"] == {
         name: dict(tuned[name].setting if name in tuned else contender.start) for name, contender in CONTENDERS.items()
     }
