@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from trimtab.cli.addresses import DEFAULT_PORT_BASE, MAX_PORT_BASE, LocalAddress
 from trimtab.config.settings import split_address
 from trimtab.errors import SettingsError, StartupError
 from trimtab.rpc import clients
-from trimtab.rpc.errors import describe
+from trimtab.rpc.errors import describe, error_reason
 from trimtab.rpc.tls import ClientTls
 
 T = TypeVar("T")
 
 PAGE_SIZE = 500
+# What gRPC says of the last address that it tried.
+_NO_CONNECTION = re.compile(r"ipv[46]:(?P<address>\S+): (?:.*: )?(?P<cause>[^:]+)$")
 
 
 class _Page(Protocol):
@@ -199,12 +202,18 @@ def call(endpoints: Endpoints, work: Callable[[Services], Awaitable[T]]) -> T:
     try:
         return asyncio.run(run())
     except grpc.aio.AioRpcError as error:
-        raise CommandError(_explain(error)) from None
+        raise CommandError(explain(error)) from None
     except (StartupError, SettingsError) as error:
         raise CommandError(str(error)) from None
 
 
-def _explain(error: grpc.aio.AioRpcError) -> str:
-    if error.code() == grpc.StatusCode.UNAVAILABLE:
-        return f"no answer: {describe(error)}; is the stack up (`trimtab up`), and are the addresses right?"
-    return describe(error)
+def explain(error: grpc.aio.AioRpcError) -> str:
+    """One line: what a service refused, or that there is none, with how to start one."""
+    if error.code() != grpc.StatusCode.UNAVAILABLE or error_reason(error):
+        return describe(error)
+    text = " ".join((error.details() or "").split())
+    found = _NO_CONNECTION.search(text)
+    what = f"no connection to {found['address']} ({found['cause']})" if found else f"no answer: {text}"
+    return (
+        f"{what}: start a stack with `trimtab up`, or say where it is with --port-base, --policy-address and the like"
+    )

@@ -22,7 +22,7 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
-from trimtab.cli.connect import CommandError, Endpoints, Services, call, endpoints_of, open_services
+from trimtab.cli.connect import CommandError, Endpoints, Services, call, endpoints_of, explain, open_services
 from trimtab.cli.output import (
     MISSING,
     console,
@@ -89,7 +89,7 @@ async def fetch_picture(services: Services) -> Picture:
             policy_pb2.ListDecisionsRequest(page_size=LAST_DECISIONS), timeout=2.0
         )
     except grpc.aio.AioRpcError as error:
-        return Picture(status=None, decisions=(), error=f"policy engine: {describe(error)}")
+        return Picture(status=None, decisions=(), error=f"policy engine: {explain(error)}")
     try:
         targets = await fetch_targets(services)
     except grpc.aio.AioRpcError as error:
