@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from trimtab.cli.addresses import SERVER_PORTS, LocalAddresses
 from trimtab.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,23 @@ def test_every_command_that_a_document_shows_exists() -> None:
     }
     assert shown
     assert {item for item in shown if item[1] not in commands} == set()
+
+
+def test_the_readme_has_every_port_of_a_local_stack() -> None:
+    single = LocalAddresses().single_ports()
+    offsets = LocalAddresses(port_base=0)
+
+    def cell(name: str) -> str:
+        return f" {single[name]} (+{offsets.port(name)}) " if name in single else " "
+
+    parts = [name for name in single if not name.endswith("-metrics")]
+    rows = [f"| {part} |{cell(part)}|{cell(f'{part}-metrics')}|" for part in parts]
+    first, last = (LocalAddresses().port("servers") + shift for shift in (0, SERVER_PORTS - 1))
+    to = offsets.port("servers")
+    rows.append(f"| simulated servers | {first} (+{to}) to {last} (+{to + SERVER_PORTS - 1}) | |")
+    table = "\n".join(["| part | listens on | metrics |", "|---|---|---|", *rows])
+    assert table in (ROOT / "README.md").read_text()
+    assert sorted(single) == sorted([*parts, *(f"{part}-metrics" for part in parts if f"{part}-metrics" in single)])
 
 
 def test_every_make_target_that_a_document_shows_exists() -> None:
