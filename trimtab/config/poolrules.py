@@ -31,7 +31,7 @@ class LoadRule(Spec):
     enabled: bool = True
     rescue_above: float = Field(0.9, ge=SMALLEST, le=MAX_RATIO)
     donor_below: float = Field(0.8, ge=0, le=MAX_RATIO)
-    margin: float = Field(0.2, ge=0, le=MAX_RATIO)
+    margin: float = Field(0.3, ge=0, le=MAX_RATIO)
     backlog_horizon_s: Seconds = 5.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
     level_margin: float = Field(0.3, ge=0, le=MAX_RATIO)
@@ -60,7 +60,7 @@ class PoolRules(Spec):
     load: LoadRule = LoadRule()
     prediction: PredictionWord = "capacity"
     stage_guard: bool = True
-    settle_s: float = Field(5.0, ge=0, le=86_400)
+    settle_s: float = Field(2.0, ge=0, le=86_400)
     priority_base: float = Field(1.0, ge=1, le=10)
     overload: OverloadWord = "rescue"
     donor_margin: float = Field(0.0, ge=0, le=10)
