@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.rounds import ClosedSlice, close_slice, slices_of
+from metrics_collector.core.schedule import MOST_SPREAD, SPREADS
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
 from metrics_collector.shell.metrics import ScrapeMetrics
@@ -53,6 +54,20 @@ def target(name: str, address: str, *, role: "types_pb2.Role.ValueType" = types_
         source="file_sd",
         counted=True,
     )
+
+
+async def test_the_more_targets_have_an_address_the_more_of_the_interval_their_scrapes_take() -> None:
+    def fleet(number: int, address: str) -> dict[str, Target]:
+        return {f"chat-{index}": target(f"chat-{index}", address) for index in range(number)}
+
+    async with scraping(scrape_interval_s=1.0, scrape_timeout_s=0.8, window_s=5.0) as scraper:
+        scraper.update(fleet(40, "http://127.0.0.1:9"))
+        few = scraper.spread(1.0)
+        scraper.update(fleet(400, "") | fleet(40, "http://127.0.0.1:9"))
+        assert scraper.spread(1.0) == few, "nobody is scraped without an address"
+        scraper.update(fleet(400, "http://127.0.0.1:9"))
+        assert scraper.spread(1.0) == MOST_SPREAD
+    assert few == SPREADS[0]
 
 
 async def test_one_bad_target_never_delays_another(page_server, vllm_page, eventually) -> None:
