@@ -92,7 +92,11 @@ def _numbered(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Row]]:
 
 def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Row]]:
     reader = csv.DictReader(lines, strict=True)
-    missing = [name for name in (*NEEDED, *LATENCIES) if name not in (reader.fieldnames or ())]
+    names = list(reader.fieldnames or ())
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise CalibrationError(f"{path}:1: column {twice} {names.count(twice)} times; keep the one that is meant")
+    missing = [name for name in (*NEEDED, *LATENCIES) if name not in names]
     if missing:
         raise CalibrationError(f"{path}:1: no column {missing[0]}; needed are {', '.join((*NEEDED, *LATENCIES))}")
     try:

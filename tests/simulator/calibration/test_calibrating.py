@@ -124,6 +124,7 @@ ROW = "a,5,1,1,1,1,1,0.05,1,1,3"
         ("w.csv", f"{HEADER}\n{ROW}\n{ROW}\n", "w.csv:3: window_end_s: 5 does not come after"),
         ("w.csv", f"{HEADER}\na,5,1\n", "w.csv:2: not as many fields as the header has"),
         ("w.csv", "window_end_s,running\n1,2\n", "w.csv:1: no column prefill_tps; needed are"),
+        ("w.csv", "window_end_s,running,running\n1,2,3\n", "w.csv:1: column running 2 times; keep the one that"),
         ("w.csv", f"{HEADER}\n", "w.csv: no window in it"),
         ("w.jsonl", '{"window_end_s": 1}\n', "w.jsonl:1: no prefill_tps"),
         ("w.jsonl", "[1]\n", "w.jsonl:1: not a JSON object"),
