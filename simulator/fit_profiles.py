@@ -19,9 +19,9 @@ import yaml
 from simulator.core.limits import EngineLimits
 from simulator.core.timing import IterationModel
 from simulator.fitting.architectures import LLAMA_3_8B
-from simulator.fitting.correcting import packaged_corrections
+from simulator.fitting.correcting import profile_corrections
 from simulator.fitting.lifecycle import lifecycle_times
-from simulator.fitting.operators import Deployment, operator_times
+from simulator.fitting.operators import Deployment, operator_times, sustained_share
 from simulator.fitting.overload import (
     Grade,
     HostShare,
@@ -46,8 +46,6 @@ _PRO_LIMITS = EngineLimits(
     max_num_batched_tokens=2048, max_num_seqs=128, block_size=16, num_gpu_blocks=33_000, max_model_len=32_768
 )
 _OPTIONAL = ("experts_s", "expert_share", "prefill_s", "mixed_kv_token_s")
-_POWER_LIMITED = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200")
-"""Systems whose products run below the rate of the tables for long; nothing is known of the others."""
 _TRE = "TRE paper (A100-40GB, 7B to 14B models)"
 _BLOG = "vLLM blog of 2025-10-26 (vLLM 0.11, A100)"
 
@@ -93,10 +91,8 @@ def _corrected(perf: Path, target: Target) -> tuple[TimingFit, str]:
     """Operator tables, corrected by what the end-to-end rows of one system showed."""
     moe_dtype = "bfloat16" if target.architecture.experts else ""
     deployment = Deployment(target.system, target.architecture, target.tensor_parallel, moe_dtype=moe_dtype)
-    correction = packaged_corrections()[target.corrected_on]
-    if target.system not in _POWER_LIMITED:
-        correction = dataclasses.replace(correction, peak_share=1.0)
-    times = operator_times(perf, deployment, correction.peak_share)
+    correction = profile_corrections()[target.corrected_on]
+    times = operator_times(perf, deployment, sustained_share(perf, target.system, correction.peak_share))
     errors = dict(times.errors)
     if target.vidur_model:
         errors["products of a layer, against vidur"] = cross_check(

@@ -7,9 +7,8 @@ iterations (those with prefill, those that preempt) are done one by one. Propert
 
 Drive it by events: `next_s` says when something happens next; call `advance` up to the time of whatever happens
 outside (an arrival, an observation), then `submit`, `abort`, `release_held`, `stop`, `resume` or `observe` at that
-time. What arrives at the very end of an iteration takes part in the next one.
-
-Per decoding sequence nothing is touched in a run (`simulator.core.decode_batch`).
+time. What arrives at the very end of an iteration takes part in the next one. Per decoding sequence nothing is touched
+in a run (`simulator.core.decode_batch`).
 """
 
 from __future__ import annotations
@@ -184,6 +183,14 @@ class JumpingEngine(EngineBooks[Runner]):
             busy_s=busy_s,
         )
 
+    def iteration_end_s(self, now_s: float) -> float:
+        """When the iteration under way at `now_s`, up to which it was advanced, ends; `next_s` when none is."""
+        self._settle(now_s)
+        if self._run_steps <= 1:
+            return self.next_s
+        curve = self._curves.of(self._batch.count)
+        return self._run_start_s + curve.total_s(self._batch.kv_tokens(self.counters.steps), 1)
+
     # --- the run under way ----------------------------------------------------------------------------------------
 
     def _reconsider(self, at_s: float) -> None:
@@ -279,9 +286,7 @@ class JumpingEngine(EngineBooks[Runner]):
         self._batch.join(sequence, step)
 
     def _leave(self, sequence: Runner, block_step: int) -> None:
-        """Take a sequence out of the batch, with its books brought up to date; decoding, it holds the blocks of the
-        iterations before `block_step`.
-        """
+        """Take a sequence out of the batch with its books up to date; its blocks are those before `block_step`."""
         del self._running[sequence]
         sequence.order = -1
         if sequence is self._partial:
@@ -391,7 +396,5 @@ class JumpingEngine(EngineBooks[Runner]):
         kv_tokens = self._batch.kv_tokens(self.counters.steps)
         self._run_steps = steps
         self.next_s = now_s + curve.total_s(kv_tokens, steps)
-        if self._deferred:
-            deferred_s = self.next_deferred_s()
-            if deferred_s is not None:
-                self._reconsider(deferred_s)
+        if self._deferred and (deferred_s := self.next_deferred_s()) is not None:
+            self._reconsider(deferred_s)

@@ -35,15 +35,25 @@ _BANDWIDTH_SHARE = 0.8
 """Part of the memory's nominal bandwidth that kernels reach (aiconfigurator's specifications)."""
 _MAX_TOKENS = 8192
 """Batches above this many tokens are not fitted: no server's budget is larger."""
+_EAGER_MESSAGE = 65_536
+"""All-reduces of no more elements than this take what their launch takes when the host launches them one by one."""
+_EAGER_OPERATORS = 14
+"""Operators of a dense layer that the host launches one by one where CUDA graphs are for decoding only and norms and
+quantisation are told to be operators of their own: two norms, four quantisations, four products, rotation, writing
+KV, attention, activation. Two all-reduces come on top."""
+_POWER_OF = "h100_sxm"
 _FLOPS = {"bfloat16": "bfloat16_tc_flops", "fp8": "fp8_tc_flops", "nvfp4": "fp4_tc_flops"}
 _WIDE_TOKENS = 2048
 """From here on expert layers are bound by computing."""
 _MXFP4_BYTES = 0.53
 """Of one weight with its part of a scale."""
-_KERNEL_RATIO = {"marlin": 1 / 0.629, "mxfp8": 0.5}
-"""Time of compute-bound expert products over that of the table's kernel, for kernels that no table has. Marlin uses
-the instructions of the generation before, which reach some 63 % of the H100's rate (microbenchmarks of Hopper,
-arXiv:2402.13499); activations in MXFP8 run at twice the rate of bfloat16 (specification)."""
+_MXFP8_RATIO = 0.5
+"""Time of compute-bound expert products with activations in MXFP8 over that in bfloat16, which the table has: twice the
+rate (specification)."""
+_MARLIN_SYSTEM, _MARLIN_RATE = "l40s", 0.629
+"""Marlin, which the H100's table lacks, is what vLLM runs on the L40S, and so what its table has. It uses the
+instructions of that generation, which reach some 63 % of the H100's nominal rate (microbenchmarks of Hopper,
+arXiv:2402.13499): its time on the H100 is that of the L40S times the ratio of both rates."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class Deployment:
     """Of the server, when the table of expert layers was measured with another one."""
     decode_graphs_only: bool = False
     """Whether the server was told to use CUDA graphs for batches that only decode, and for no part of others."""
+    scheduled_ahead: bool = False
+    """Whether the server puts an iteration together while the one before runs, so that the host's share is hidden."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,15 +79,13 @@ class Correction:
     """What operator tables lack, the same for every replica of a fit."""
 
     host_s: float = 0.0
-    """Host's share of every iteration."""
+    """Host's share of every iteration, where nothing is scheduled ahead."""
     layer_s: float = 0.0
     """Gaps between kernels, each layer."""
     prefill_layer_s: float = 0.0
     """Launches outside CUDA graphs, each layer of an iteration with prefill."""
-    eager_layer_s: float = 0.0
-    """As much more where CUDA graphs are used for decoding only."""
     seq_s: float = 0.0
-    """Host's and sampler's work for each sequence in an iteration."""
+    """Host's work for each sequence in an iteration, where nothing is scheduled ahead."""
     weights_factor: float = 1.0
     """Real time of the floor of the linear layers over the tables'."""
     experts_factor: float = 1.0
@@ -87,7 +97,8 @@ class Correction:
     request_s: float = 0.0
     """Time of a request outside the engine: HTTP, tokenizer, first chunk."""
     peak_share: float = 1.0
-    """Highest part of the nominal FLOPS at which products run for long; tables are measured in short bursts."""
+    """Highest part of the H100's nominal FLOPS at which products run for long, since its power is limited; tables are
+    measured in short bursts. Of other GPUs see `sustained_share`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +106,9 @@ class OperatorTimes:
     """The parts of an iteration, whole model, without corrections; seconds and seconds per unit."""
 
     layers: int
-    decode_graphs_only: bool
+    eager_layer_s: float
+    """What launching operators one by one adds to a layer of an iteration with prefill."""
+    scheduled_ahead: bool
     weights_s: float
     experts_s: float
     expert_share: float
@@ -114,13 +127,14 @@ class OperatorTimes:
         """The iteration model with a correction."""
         constant_s = self.constant_s + correction.layer_s * self.layers
         expert_token_s = self.expert_token_s * correction.token_factor
-        launches_s = correction.prefill_layer_s + (correction.eager_layer_s if self.decode_graphs_only else 0.0)
+        launches_s = correction.prefill_layer_s + self.eager_layer_s
+        host_s, host_seq_s = (0.0, 0.0) if self.scheduled_ahead else (correction.host_s, correction.seq_s)
         return IterationModel(
-            host_s=correction.host_s + constant_s,
+            host_s=host_s + constant_s,
             weights_s=self.weights_s * correction.weights_factor,
             linear_s=self.linear_s * correction.token_factor,
             token_s=self.token_s * correction.token_factor + expert_token_s,
-            seq_s=self.seq_s + correction.seq_s + expert_token_s,
+            seq_s=self.seq_s + host_seq_s + expert_token_s,
             kv_token_s=self.kv_token_s * correction.kv_factor,
             attention_pair_s=self.attention_pair_s * correction.token_factor,
             experts_s=self.experts_s * correction.experts_factor,
@@ -137,6 +151,24 @@ def specification(perf: Path, system: str) -> dict[str, float]:
         raise TableError(f"{path}: no such specification")
     gpu: dict[str, float] = yaml.safe_load(path.read_text(encoding="utf-8"))["gpu"]
     return gpu
+
+
+def sustained_share(perf: Path, system: str, peak_share: float) -> float:
+    """Highest part of a GPU's nominal FLOPS at which products run for long, given that of the H100; at most 1.
+
+    The energy of a product is taken to be the same on all of them, and half for half the bits, so that the part grows
+    with the power a GPU may draw for its nominal FLOPS. It is above 1 on the A100: its products run as in the tables.
+    """
+    gpu, reference = specification(perf, system), specification(perf, _POWER_OF)
+    dtype = _FLOPS["bfloat16"]
+    return min(1.0, peak_share * (gpu["power"] / gpu[dtype]) / (reference["power"] / reference[dtype]))
+
+
+def _eager_layer_s(perf: Path, system: str, tensor_parallel: int) -> float:
+    """Launches of one dense layer, operator by operator; the table of all-reduces tells what one takes."""
+    small = read_all_reduce(perf, system, max(2, tensor_parallel), eager=True)
+    launch_s = float(np.median(small.seconds[small.work <= _EAGER_MESSAGE]))
+    return launch_s * (_EAGER_OPERATORS + (2 if tensor_parallel > 1 else 0))
 
 
 @functools.cache
@@ -165,7 +197,8 @@ def operator_times(perf: Path, deployment: Deployment, peak_share: float = 1.0) 
     errors = (("linear layers", roofline.error), ("decode attention", kv_error))
     return OperatorTimes(
         layers=layers,
-        decode_graphs_only=deployment.decode_graphs_only,
+        eager_layer_s=_eager_layer_s(perf, system, tp) if deployment.decode_graphs_only else 0.0,
+        scheduled_ahead=deployment.scheduled_ahead,
         weights_s=layers * (roofline.floor_s + experts.constant_s),
         experts_s=layers * experts.all_s,
         expert_share=experts.share,
@@ -220,13 +253,11 @@ def _fit_experts(perf: Path, deployment: Deployment) -> _Experts:
     inside = table.work <= _MAX_TOKENS
     m, seconds = table.work[inside], table.seconds[inside]
     if deployment.moe_kernel:
-        wide = m >= _WIDE_TOKENS
-        _, token_s = fit_line(Points(m[wide], seconds[wide]))
+        token_s = _expert_token_s(perf, deployment, table)
         weights = 3 * architecture.hidden * architecture.intermediate * architecture.experts / tp
         bandwidth = _BANDWIDTH_SHARE * specification(perf, deployment.system)["mem_bw"]
         share = architecture.experts_per_token / architecture.experts
-        ratio = _KERNEL_RATIO[deployment.moe_kernel]
-        found = _Experts(float(seconds[0]), weights * _MXFP4_BYTES / bandwidth, share, token_s * ratio)
+        found = _Experts(float(seconds[0]), weights * _MXFP4_BYTES / bandwidth, share, token_s)
         return dataclasses.replace(found, error=_experts_error(found, m, seconds))
     best: _Experts | None = None
     for share in np.geomspace(0.002, 0.3, 40):
@@ -239,6 +270,21 @@ def _fit_experts(perf: Path, deployment: Deployment) -> _Experts:
     if best is None:
         raise TableError("a table of expert layers needs at least three batch sizes")
     return best
+
+
+def _expert_token_s(perf: Path, deployment: Deployment, table: Points) -> float:
+    """A token's compute-bound time of one expert layer in the kernel that the server runs."""
+    marlin = deployment.moe_kernel == "marlin"
+    if marlin:
+        model, dtype, tp = deployment.architecture.moe_table, deployment.moe_dtype, deployment.tensor_parallel
+        table = read_experts(perf, _MARLIN_SYSTEM, model, dtype, tp)
+    wide = (table.work >= _WIDE_TOKENS) & (table.work <= _MAX_TOKENS)
+    _, token_s = fit_line(Points(table.work[wide], table.seconds[wide]))
+    if not marlin:
+        return token_s * _MXFP8_RATIO
+    flops = _FLOPS["bfloat16"]
+    rate = _MARLIN_RATE * specification(perf, deployment.system)[flops]
+    return token_s * specification(perf, _MARLIN_SYSTEM)[flops] / rate
 
 
 def _experts_error(experts: _Experts, m: Array, seconds: Array) -> float:

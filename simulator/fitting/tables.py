@@ -143,12 +143,13 @@ def _points(pairs: Iterable[tuple[float, float]]) -> Points:
     return Points(work, seconds)
 
 
-def read_all_reduce(perf: Path, system: str, gpus: int) -> Points:
-    """Seconds of vLLM's own all-reduce within CUDA graphs against elements of the message."""
+def read_all_reduce(perf: Path, system: str, gpus: int, *, eager: bool = False) -> Points:
+    """Seconds of vLLM's own all-reduce against elements of the message; within CUDA graphs, or launched one by one."""
+    source = "vLLM_custom_eager" if eager else "vLLM_custom_graph"
     return _points(
         (int(r["message_size"]), float(r["latency"]) / 1e3)
         for r in rows(perf / "aiconfigurator" / "custom_allreduce.csv.gz")
-        if r["system"] == system and r["kernel_source"] == "vLLM_custom_graph" and int(r["num_gpus"]) == gpus
+        if r["system"] == system and r["kernel_source"] == source and int(r["num_gpus"]) == gpus
     )
 
 

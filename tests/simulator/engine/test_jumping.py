@@ -1,6 +1,7 @@
 """The jumping engine tells the same story as the stepping one, in fewer words."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import event, given, settings
@@ -208,6 +209,18 @@ def test_a_look_in_the_middle_of_a_run_shows_what_the_stepping_engine_holds() ->
     assert gauges.computed_tokens == 8
     engine.advance(100.0)
     assert engine.observe(100.0).busy_s == 20.0
+
+
+def test_the_end_of_the_iteration_under_way_is_known_in_the_middle_of_a_run() -> None:
+    limits = EngineLimits(max_num_batched_tokens=64, max_num_seqs=4, block_size=4, num_gpu_blocks=64, max_model_len=64)
+    engine = JumpingEngine(limits, UNIT)
+    assert engine.iteration_end_s(0.0) == math.inf
+    engine.submit(EngineRequest("a", 4, 12), 0.0)
+    engine.advance(0.0)
+    assert engine.iteration_end_s(0.5) == 1.0
+    engine.advance(1.0)
+    assert [engine.iteration_end_s(at_s) for at_s in (1.5, 4.25, 11.75)] == [2.0, 5.0, 12.0]
+    assert [one.finished_s for one in engine.advance(20.0)] == [12.0]
 
 
 def test_a_stopped_engine_begins_nothing_and_goes_on_where_it_was() -> None:
