@@ -290,6 +290,32 @@ def test_a_cancelled_transition_that_still_waited_is_not_carried_out() -> None:
     assert rig.broken == []
 
 
+def test_a_step_of_a_bring_up_that_failed_long_ago_does_not_show_what_a_transition_hides() -> None:
+    overlay = [*OVERLAY, spec("big-0", 0, 1)]
+    rig = up(awake=("a-1", "b-0"))
+    rig.gateways["h"].lag = 60
+    operation = rig.apply(2, overlay, ["a-1", "b-0"])
+    assert operation.kind is OperationKind.OVERLAY
+    failed = Step(
+        kind=StepKind.RELEASE,
+        goal=Goal.ASLEEP,
+        replica="b-0",
+        service="b",
+        state=OperationState.FAILED,
+        end_s=rig.now_s,
+    )
+    rig.run(1.0)
+    still = rig.operation(operation.operation_id)
+    assert not still.finished, "big-0 waits for its GPUs"
+    still = replace(still, steps=(failed, *still.steps))
+    rig.memory = replace(rig.memory, operations={**rig.memory.operations, still.operation_id: still})
+    rig.gateways["h"].lag = 0
+    rig.apply(3, overlay, ["a-0", "a-1"])
+    rig.run(20.0)
+    assert rig.memory.replicas["a-0"].routable
+    assert rig.broken == []
+
+
 @pytest.mark.parametrize("failures", [1, 5])
 def test_a_deletion_that_the_backend_refused_for_a_while_strands_nobody(failures: int) -> None:
     rig = up()

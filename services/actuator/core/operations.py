@@ -199,7 +199,12 @@ def _conclude_rollback(d: Draft, operation: Operation, *, late: bool) -> Operati
 
 
 def _conclude_overlay(d: Draft, operation: Operation, *, late: bool) -> Operation:
-    steps = tuple(_overlay_step(d, step, late=late) for step in operation.steps)
+    before = d.operations[operation.operation_id].steps
+    steps = tuple(
+        # What had ended before answers for its replica no longer; another operation may be at work there.
+        step if known.finished and step.finished else _overlay_step(d, step, late=late)
+        for known, step in zip(before, operation.steps, strict=True)
+    )
     if steps != operation.steps:
         operation = replace(operation, steps=steps)
     if any(not step.finished for step in steps):
@@ -212,7 +217,7 @@ def _conclude_overlay(d: Draft, operation: Operation, *, late: bool) -> Operatio
 
 
 def _overlay_step(d: Draft, step: Step, *, late: bool) -> Step:
-    """What a failed step leaves behind is cleared away, so that it does not keep a GPU from the others."""
+    """What a step leaves behind that fails now is cleared away, so that it does not keep a GPU from the others."""
     if late and not step.finished:
         step = fail(d, step, f"not done in time: {step.phase}")
     if step.state is not OperationState.FAILED or step.goal is Goal.ABSENT:
