@@ -261,9 +261,10 @@ class ClusterMachine(RuleBasedStateMachine):
         """Whoever runs on writes everything anew; a new process finds the servers, and is told the state again.
 
         What is awake is taken for serving. A server that falls asleep at that moment is known to nobody any more, and
-        shown until it is found asleep.
+        shown until it is found asleep; so is one that somebody woke without its weights.
         """
-        if not crashes or any(server.moving is not None for server in self.rig.servers.values()):
+        unknown = [s for s in self.rig.servers.values() if s.moving is not None or not (s.asleep or s.has_weights)]
+        if not crashes or unknown:
             self.rig.stored = self.rig.memory
             return
         self.rig.crash()
@@ -323,8 +324,12 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(name=names, asleep=st.booleans())
     def somebody_moves_a_server(self, name: str, asleep: bool) -> None:
-        if self.server(name).up(self.rig.now_s) and name in self.rig.servers and name not in self.rig.doing:
+        server = self.server(name)
+        if server.up(self.rig.now_s) and name in self.rig.servers and name not in self.rig.doing:
+            proved = server.proved
             (self.rig.fleet.sleep_by_hand if asleep else self.rig.fleet.wake_by_hand)(name)
+            # Asleep and awake again while no actuator looked: nobody can know.
+            server.proved = proved if self.rig.memory is None else server.proved
 
     @rule(
         gateway=gateways,
