@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
-import os
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bench._report import machine, put_out
 from bench.ranks import Ranks, ranked
 from simulator.calibration.calibrating import Form, form_words
 from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
@@ -145,7 +143,7 @@ def run(traces: Sequence[str], seeds: int, *, quick: bool) -> dict[str, object]:
         }
     return {
         "bench": "stage_ranks",
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "machine": machine(),
         "inputs": {"seeds": list(HELD_OUT_SEEDS[:seeds]), "traces": list(traces), "uses": list(uses), "quick": quick},
         "stages": stages,
         "bars": [dataclasses.asdict(bar) for bar in bars],
@@ -186,12 +184,7 @@ def main() -> int:
     if unknown:
         parser.error(f"--traces: {unknown[0]!r} is not one of {', '.join(PROBES)}")
     report = run(traces, arguments.seeds, quick=arguments.quick)
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
-        _print_tables(report)
-    bars = report["bars"]
-    return 0 if isinstance(bars, list) and all(bar["ok"] for bar in bars) else 1
+    return put_out(report, as_json=arguments.json, show=_print_tables)
 
 
 if __name__ == "__main__":

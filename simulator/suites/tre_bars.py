@@ -2,7 +2,7 @@
 
 Figures of one trace are medians over seeds; a reduction is 1 − median of ours / median of theirs. Over traces they are
 taken together by the geometric mean of those ratios. A figure that cannot be told, since runs failed or were left out,
-is None, and its bar is missed. Trimtab as shipped decides each second.
+is None: its bar is missed, or not run where a filter left it out. Trimtab as shipped decides each second.
 """
 
 from __future__ import annotations
