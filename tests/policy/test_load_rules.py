@@ -29,6 +29,10 @@ def fast(picture):
     return arbitrate(picture, fast_due=True, slow_due=False)
 
 
+def slow(picture):
+    return arbitrate(picture, fast_due=False, slow_due=True)
+
+
 def test_a_rescue_starts_before_it_is_felt():
     verdict = fast(pool_of([loaded("chat", 1.6, 1.4, 1), loaded("code", 2.0, 0.9, 3)], FOUR))
     assert verdict.rule == Rule.RESCUE_LOAD
@@ -51,6 +55,31 @@ def test_the_most_loaded_receives_first():
     assert moves(fast(pool_of(members, awake, PoolRules.plain()))) is not None
     plain = [dataclasses.replace(item, load=None) for item in members]
     assert moves(fast(pool_of(plain, awake, PoolRules.plain()))) == (["code-2"], ["slow-2"])
+
+
+@pytest.mark.parametrize(
+    ("began_ago_s", "work", "moved"),
+    [
+        (2.0, 0.4, False),  # prompts have come and no tokens yet, and one replica is plenty
+        (2.0, 1.2, True),  # and it is not
+        (5.0, 0.4, True),  # a window that was busy throughout says so too
+        (None, 0.4, True),  # it was never seen idle
+    ],
+)
+def test_what_has_just_begun_is_judged_by_its_load(began_ago_s, work, moved):
+    chat = dataclasses.replace(loaded("chat", 0.05, work, 1), began_ago_s=began_ago_s)
+    picture = pool_of([chat, loaded("code", 3.0, 0.2, 3)], FOUR)
+    verdict = fast(picture)
+    assert (moves(verdict) is not None) is moved
+    assert (moves(slow(picture)) is not None) is moved
+    if not moved:
+        reasons = [item.reason for item in verdict.candidates]
+        assert reasons == ["was idle 2 s ago: its Z has not seen a busy window, and ρ = 0.40"]
+
+
+def test_what_has_just_begun_is_judged_by_its_z_where_no_load_is_known():
+    chat = dataclasses.replace(member("chat", 0.05), began_ago_s=2.0)
+    assert moves(fast(pool_of([chat, member("code", 3.0)], FOUR))) is not None
 
 
 @pytest.mark.parametrize(
@@ -100,10 +129,6 @@ def test_by_load_a_move_needs_a_gain_and_something_to_do():
     assert moves(fast(pool_of(busy, FOUR, LOAD))) == (["code-1"], ["chat-1"])
     level = [loaded("chat", 2.0, 0.9, 1), loaded("code", 2.0, 1.7, 3)]
     assert moves(fast(pool_of(level, FOUR, LOAD))) is None, "0.85 for 0.9 is no gain"
-
-
-def slow(arena):
-    return arbitrate(arena, fast_due=False, slow_due=True)
 
 
 def usually(item, work):

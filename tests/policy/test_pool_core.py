@@ -117,3 +117,22 @@ def test_a_loop_slower_than_the_windows_looks_at_one_in_several_however_late_its
         state = decide_pool(replace(given, now_s=now_s, views=((member, view),), state=state)).state
         rounds.add((state.fast_at_s or 0.0) - START_S)
     assert rounds == {1.0, 3.0, 5.0, 7.0, 9.0}
+
+
+def test_when_demand_began_is_remembered_until_it_ends() -> None:
+    given = stuck_pool()
+    member, state, began = given.overlay[0].member, PoolState(), []
+    for window, running in enumerate((5.0, 5.0, 0.0, 5.0, 5.0, 0.0, 5.0), start=1):
+        view = RoleSignals(
+            role=member.role,
+            prefill_tps=Signal(0.0, Quality.OK),
+            decode_tps=Signal(10.0 * running, Quality.OK),
+            running=Signal(running, Quality.OK),
+            waiting=Signal(0.0, Quality.OK),
+            window_end_s=START_S + window,
+        )
+        state = decide_pool(replace(given, now_s=START_S + window, views=((member, view),), state=state)).state
+        began.append(state.memory(member).began_at_s)
+    assert began[:3] == [None, None, None], "it was busy when it was first seen"
+    assert began[3:5] == [START_S + 4.0, START_S + 4.0]
+    assert began[6] == START_S + 7.0

@@ -19,7 +19,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.arena import EFFECT_AFTER_S, Arena, MemberState, Plan
 from policy_engine.core.bundle import NextTerms, bundled
 from policy_engine.core.donors import HEALTHY_Z, Terms
 from policy_engine.core.draft import ReplicaChange, Transition
@@ -120,9 +120,9 @@ def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
     """A member that its Z, its lost replicas or its load make a receiver."""
     share = member.share
     critical = share.fit and share.demand and share.region == Region.CRITICAL and share.z is not None
-    if critical and share.z and _settles(arena, member):
-        reason = f"moved {member.moved_ago_s:.0f} s ago: its Z has not seen it"
-        log.left(member, "", reason, None, arena.awake_count(member.key))
+    unseen = _unseen(arena, member) if critical and share.z else ""
+    if unseen:
+        log.left(member, "", unseen, None, arena.awake_count(member.key))
         critical = False
     if critical:
         why = share.detail or f"Z = {share.z:.2f} is critical"
@@ -158,8 +158,20 @@ _NEXT: dict[Rule, NextTerms] = {
 }
 
 
-def _settles(arena: Arena, member: MemberState) -> bool:
-    return member.moved_ago_s is not None and member.moved_ago_s < arena.rules.settle_s
+def _unseen(arena: Arena, member: MemberState) -> str:
+    """Why the member's Z does not tell of it as it is now; empty when it does.
+
+    Its window may be from before a move. Or the window was idle when it began: requests that came since have prompts
+    computed and no tokens yet, which looks like starving. Until a window was busy throughout, the load says more, where
+    it says that there is no lack.
+    """
+    if member.moved_ago_s is not None and member.moved_ago_s < arena.rules.settle_s:
+        return f"moved {member.moved_ago_s:.0f} s ago: its Z has not seen it"
+    rho, rule = member.rho_by(steady=False), arena.rules.load
+    begins = member.began_ago_s is not None and member.began_ago_s < EFFECT_AFTER_S
+    if begins and rho is not None and rho <= rule.rescue_above:
+        return f"was idle {member.began_ago_s:.0f} s ago: its Z has not seen a busy window, and ρ = {rho:.2f}"
+    return ""
 
 
 def _terms(arena: Arena, member: MemberState) -> Terms:
@@ -208,7 +220,7 @@ def _rebalance(arena: Arena, log: Log) -> Verdict | None:
     level = arena.rules.overload == "level" and _overloaded(arena)
     for member in sorted(arena.members, key=order):
         share = member.share
-        if not share.demand or not share.fit or share.z is None or share.z >= HEALTHY_Z or _settles(arena, member):
+        if not share.demand or not share.fit or share.z is None or share.z >= HEALTHY_Z or _unseen(arena, member):
             continue
         threshold = _above(arena, member) if level else None
         plan = source(arena, member, log, Terms(member.key, threshold, _rho_limit(arena, member)))

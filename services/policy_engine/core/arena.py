@@ -26,6 +26,8 @@ OFF_GPU = frozenset({LifeCycle.SLEEPING, LifeCycle.FAILED})
 SERVING = frozenset({LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING})
 LOST = frozenset({LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.STARTING, LifeCycle.TERMINATING})
 UNKNOWN_LOAD = 1_000_000
+# A change's effect is in a window that began after it: windows are 5 s unless the collector is told otherwise.
+EFFECT_AFTER_S = 5.0
 DEFAULT_RULES = PoolRules()
 
 
@@ -43,9 +45,10 @@ class ReplicaFacts:
 class MemberState:
     """One member at this tick. `received_ago_s` is None when it never received capacity.
 
-    `load` is None where it cannot be told. `moved_ago_s`: since the end of its last gain or release. `weight` is its
-    priority's: above 1 it looks worse served than it is. `exponent` and `lost_at_capacity` are for predictions.
-    `shut` says why it may neither gain nor give now; empty when it may.
+    `load` is None where it cannot be told. `moved_ago_s`: since the end of its last gain or release. `began_ago_s`:
+    from the first window with demand to the newest; None where it was not seen to begin. `weight` is its priority's:
+    above 1 it looks worse served than it is. `exponent` and `lost_at_capacity` are for predictions. `shut` says why it
+    may neither gain nor give now; empty when it may.
     """
 
     key: MemberKey
@@ -57,6 +60,7 @@ class MemberState:
     received_ago_s: float | None = None
     load: Load | None = None
     moved_ago_s: float | None = None
+    began_ago_s: float | None = None
     weight: float = 1.0
     exponent: float = POWER
     lost_at_capacity: float = 1.0 - 1.0 / USUAL_SPARE

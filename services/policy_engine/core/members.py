@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from policy_engine.core.arena import LOST, MemberState, ReplicaFacts
+from policy_engine.core.arena import EFFECT_AFTER_S, LOST, MemberState, ReplicaFacts
 from policy_engine.core.draft import Transition
 from policy_engine.core.guards import QueueMemory, check_guards, lost_ratio, remember_queue
 from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, remember_arrivals, remember_output
@@ -22,8 +22,6 @@ from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember, RoleSpec, TokenServiceShare
 from trimtab.words import Role
 
-# A transfer's effect is in a window that began after it: windows are 5 s unless the collector is told otherwise.
-EFFECT_AFTER_S = 5.0
 MAX_PRIORITY_STEPS = 8
 
 
@@ -32,7 +30,8 @@ class MemberMemory:
     """What is kept of one member from tick to tick.
 
     `moved_at_s`: the end of its last move, as far as it was seen; `moved_to`: the awake replicas that the move was to
-    leave it. With another number the move was taken back, and is none.
+    leave it. With another number the move was taken back, and is none. `began_at_s`: the end of the first window that
+    had demand after one that had none.
     """
 
     key: MemberKey
@@ -44,6 +43,8 @@ class MemberMemory:
     queue: QueueMemory = field(default_factory=QueueMemory)
     elasticity: Elasticity = field(default_factory=Elasticity)
     arrivals: ArrivalMemory = field(default_factory=ArrivalMemory)
+    was_idle: bool = False
+    began_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,9 @@ def _one(
     arrivals = remember_arrivals(memory.arrivals, load, front.window_end_s, rules.load.memory_s)
     if load is not None and rules.load.memory_s > 0:
         load = replace(load, usual=arrivals.arriving)
+    began_at_s = memory.began_at_s
+    if memory.was_idle and not share.idle:
+        began_at_s = view.window_end_s
     stands = memory.moved_to is None or memory.moved_to == counts.awake.get(key, 0)
     moved_at_s = now_s if moves else memory.moved_at_s if stands else None
     elasticity = memory.elasticity
@@ -146,6 +150,7 @@ def _one(
         received_ago_s=_ago(memory.received_at_s, now_s),
         load=load,
         moved_ago_s=_ago(moved_at_s, now_s),
+        began_ago_s=None if view.window_end_s is None else _ago(began_at_s, view.window_end_s),
         weight=float(rules.priority_base**steps),
         exponent=elasticity.exponent,
         lost_at_capacity=congestion(profile, policy.spec.slo),
@@ -159,6 +164,8 @@ def _one(
         queue=queue,
         elasticity=elasticity,
         arrivals=arrivals,
+        was_idle=share.idle,
+        began_at_s=began_at_s,
     )
     return member, kept
 
