@@ -62,6 +62,9 @@ def calibrate_command(
         raise CommandError("give either --profile or --observations")
     if decode_profile and not (disaggregated and profile):
         raise CommandError("--decode-profile goes with --profile and --disaggregated")
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        problem = "is a folder; name a file in it" if out.is_dir() else f"there is no folder {out.parent}; make it first"
+        raise CommandError(f"--out {out}: {problem}")
     for option, target_s in (("--slo-ttft", slo_ttft_s), ("--slo-tpot", slo_tpot_s)):
         if target_s > MAX_TARGET_S:
             raise CommandError(f"{option} {target_s:g}: give seconds, at most {MAX_TARGET_S:g}")

@@ -202,6 +202,8 @@ def test_the_command_prints_a_block_and_writes_it(simulated: Windows, tmp_path: 
         (["--observations", "nowhere.csv", "--slo-ttft", "inf"], "--slo-ttft inf: give seconds, at most 86400"),
         (["--profile", "a100-8b-tp1", "--slo-tpot", "1e300"], "--slo-tpot 1e+300: give seconds, at most 86400"),
         (["--profile", "a100-8b-tp1", "--profiles", "/nonexist"], "/nonexist: there is no such folder"),
+        (["--profile", "a100-8b-tp1", "--out", "/nonexist/shares.yaml"], "there is no folder /nonexist; make it first"),
+        (["--profile", "a100-8b-tp1", "--out", "/"], "--out /: is a folder; name a file in it"),
     ],
 )
 def test_the_command_says_in_a_line_what_is_wrong(arguments: list[str], said: str) -> None:
