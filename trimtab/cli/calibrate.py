@@ -62,9 +62,7 @@ def calibrate_command(
         raise CommandError("give either --profile or --observations")
     if decode_profile and not (disaggregated and profile):
         raise CommandError("--decode-profile goes with --profile and --disaggregated")
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        problem = "is a folder; name a file in it" if out.is_dir() else f"there is no folder {out.parent}; make it first"
-        raise CommandError(f"--out {out}: {problem}")
+    _check_out(out)
     for option, target_s in (("--slo-ttft", slo_ttft_s), ("--slo-tpot", slo_tpot_s)):
         if target_s > MAX_TARGET_S:
             raise CommandError(f"{option} {target_s:g}: give seconds, at most {MAX_TARGET_S:g}")
@@ -96,6 +94,16 @@ def calibrate_command(
     for calibration in found.values():
         console.print(_table(calibration))
     console.print(block, markup=False, highlight=False, soft_wrap=True, end="")
+
+
+def _check_out(out: Path | None) -> None:
+    """A fit takes a while; that its file has no place is said before. Raises CommandError."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise CommandError(f"--out {out}: is a folder; name a file in it")
+    if not out.parent.is_dir():
+        raise CommandError(f"--out {out}: there is no folder {out.parent}; make it first")
 
 
 def _from_file(path: Path, slo: Slo, form: Form, disaggregated: bool) -> dict[Role, Calibration]:
