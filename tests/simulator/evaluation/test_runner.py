@@ -82,7 +82,7 @@ def test_only_what_is_drawn_keeps_its_timeline():
 
 
 INTERRUPTED = """
-import os, sys, time
+import os, signal, sys, time
 from simulator.evaluation.runner import run_all
 
 def forever(item):
@@ -90,6 +90,8 @@ def forever(item):
     time.sleep(60)
 
 if __name__ == "__main__":
+    # Tests that run in the background of a shell inherit that interrupts are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run_all(forever, [1, 2, 3], jobs=2)
     except KeyboardInterrupt:
