@@ -19,6 +19,13 @@ def main_of(run: Callable[[], Mapping[str, object]], description: str) -> int:
     return put_out(run(), as_json=parser.parse_args().json)
 
 
+def print_bars(report: Mapping[str, object]) -> None:
+    """A line a bar with its figures as they are, below tables."""
+    bars = report["bars"]
+    for bar in bars if isinstance(bars, list) else ():
+        print(f"{bar['name']}: {bar['value']} (bar {bar['bar']}) {'ok' if bar['ok'] else 'MISSED'}")
+
+
 def put_out(
     report: Mapping[str, object],
     *,

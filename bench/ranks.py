@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bench._report import machine, put_out
+from bench._report import machine, print_bars, put_out
 from simulator.calibration.calibrating import Form
 from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
 from simulator.calibration.fixed import run_fixed
@@ -167,9 +167,7 @@ def _print_table(report: Mapping[str, object]) -> None:
                 f"Z ({form}), {model}: within the SLO {found['attained_above']:.3f} of requests where Z ≥ 1, "
                 f"{found['attained_below']:.3f} below"
             )
-    bars = report["bars"]
-    for bar in bars if isinstance(bars, list) else ():
-        print(f"{bar['name']}: {bar['value']} (bar {bar['bar']}) {'ok' if bar['ok'] else 'MISSED'}")
+    print_bars(report)
 
 
 def main() -> int:

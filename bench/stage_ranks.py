@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench._report import machine, put_out
+from bench._report import machine, print_bars, put_out
 from bench.ranks import Ranks, ranked
 from simulator.calibration.calibrating import Form, form_words
 from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
@@ -166,9 +166,7 @@ def _print_tables(report: dict[str, object]) -> None:
             for model, found in models.items():
                 print(f"{form_words(Form(form), Role(role))}, {model}: wrong side of Z = 1 {found['misjudged']:.3f}")
         print()
-    bars = report["bars"]
-    for bar in bars if isinstance(bars, list) else ():
-        print(f"{bar['name']}: {bar['value']} (bar {bar['bar']}) {'ok' if bar['ok'] else 'MISSED'}")
+    print_bars(report)
 
 
 def main() -> int:

@@ -358,16 +358,21 @@ def test_a_server_that_could_not_be_read_is_not_shown_unproved() -> None:
         assert state.replicas["a-0"].life_cycle is expected, error
 
 
-def test_a_server_that_waits_for_memory_is_started_by_a_transition_after_the_records_were_lost_too() -> None:
-    rig = up()
-    rig.restart_server("b-1")
+def lose_the_records_while_it_waits(rig: Rig, replica: str, overlay: list) -> None:
+    """`replica` starts anew on a taken GPU, then actuator and records are lost; b-1 is to take over from a-1."""
+    rig.restart_server(replica)
     rig.run(5.0)
     rig.crash()
     rig.stored = State()
     rig.restart()
     rig.run(2.0)
-    rig.apply(2, OVERLAY, ["a-0", "a-1"])
-    rig.apply(3, OVERLAY, ["a-0", "b-1"])
+    rig.apply(2, overlay, ["a-0", "a-1"])
+    rig.apply(3, overlay, ["a-0", "b-1"])
+
+
+def test_a_server_that_waits_for_memory_is_started_by_a_transition_after_the_records_were_lost_too() -> None:
+    rig = up()
+    lose_the_records_while_it_waits(rig, "b-1", OVERLAY)
     rig.run(60.0)
     assert rig.memory.replicas["b-1"].routable
     assert rig.broken == []
@@ -376,14 +381,7 @@ def test_a_server_that_waits_for_memory_is_started_by_a_transition_after_the_rec
 def test_a_server_that_waits_for_memory_keeps_nobody_waiting_after_the_records_were_lost() -> None:
     overlay = [*OVERLAY, spec("big-0", 0, 1)]
     rig = up(overlay=overlay)
-    rig.restart_server("big-0")
-    rig.run(5.0)
-    rig.crash()
-    rig.stored = State()
-    rig.restart()
-    rig.run(2.0)
-    rig.apply(2, overlay, ["a-0", "a-1"])
-    rig.apply(3, overlay, ["a-0", "b-1"])
+    lose_the_records_while_it_waits(rig, "big-0", overlay)
     rig.run(40.0)
     assert rig.memory.replicas["b-1"].routable
     assert rig.broken == []

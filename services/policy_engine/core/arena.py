@@ -82,7 +82,7 @@ class MemberState:
             return None
         rho = self.load.with_replicas(self.load.routable, steady=steady)
         if rho is None:
-            return float("inf") if (self.load.steady if steady else self.load.work) > 0 else 0.0
+            return float("inf") if self.load.by(steady=steady) > 0 else 0.0
         return rho * self.weight
 
 

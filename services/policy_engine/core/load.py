@@ -66,6 +66,10 @@ class Load:
         """All of it by what usually arrives: a lull between two bursts is no end of them, nor is one burst a trend."""
         return (self.arriving if self.usual is None else self.usual) + self.backlog
 
+    def by(self, *, steady: bool) -> float:
+        """The steady work or that of now."""
+        return self.steady if steady else self.work
+
     @property
     def rho(self) -> float | None:
         """Work per routable replica."""
@@ -73,7 +77,7 @@ class Load:
 
     def with_replicas(self, replicas: int, *, steady: bool = False) -> float | None:
         """What ρ would be with as many replicas, by the steady work if asked so; None without any."""
-        return (self.steady if steady else self.work) / replicas if replicas > 0 else None
+        return self.by(steady=steady) / replicas if replicas > 0 else None
 
 
 def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:

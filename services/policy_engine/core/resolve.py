@@ -47,9 +47,7 @@ def solve_counts(arena: Arena, *, steady: bool = False) -> dict[MemberKey, int]:
 
 def _work(member: MemberState, steady: bool) -> float:
     """Weighted by priority; 0 where it is not known."""
-    if member.load is None:
-        return 0.0
-    return (member.load.steady if steady else member.load.work) * member.weight
+    return 0.0 if member.load is None else member.load.by(steady=steady) * member.weight
 
 
 def _need(member: MemberState, count: int, steady: bool) -> tuple[float, int, MemberKey]:
