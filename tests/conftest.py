@@ -12,6 +12,7 @@ recordings show in short is written out in tests that always run.
 
 import asyncio
 import gzip
+import itertools
 import os
 import shutil
 import socket
@@ -33,10 +34,14 @@ _ROOT = Path(__file__).parents[1]
 _REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:8.0")
 
 
+_port_numbers = itertools.cycle(range(28_000, 32_700))
+for _ in range(os.getpid() % 100 * 47):
+    next(_port_numbers)
+
+
 def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below 32768, where the kernel hands out ports of outgoing connections; each number once in a long while."""
+    return next(port for port in itertools.islice(_port_numbers, 4_700) if _is_free(port))
 
 
 @pytest.fixture(scope="session")

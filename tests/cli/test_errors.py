@@ -163,14 +163,13 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
     assert "--policy-address" in the_line(run("--policy-address", address, "status"))
 
 
-def test_a_busy_port_is_named_with_its_part(tmp_path: Path, free_port: int) -> None:
-    base = 30_000
+def test_a_busy_port_is_named_with_its_part(tmp_path: Path, module_port_base: int) -> None:
+    port = LocalAddresses(port_base=module_port_base).single_ports()["policy"]
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as busy:
-        busy.bind(("127.0.0.1", free_port))
+        busy.bind(("127.0.0.1", port))
         busy.listen()
-        base = free_port - 2
-        line = the_line(run("up", "--headless", "--port-base", str(base), "--state-dir", str(tmp_path)))
-    assert f"port {free_port} (policy)" in line
+        line = the_line(run("up", "--headless", "--port-base", str(module_port_base), "--state-dir", str(tmp_path)))
+    assert f"port {port} (policy)" in line
     assert "--port-base" in line
 
 
