@@ -25,6 +25,9 @@ LIMITS = Limits(
     rollback_s=60.0,
     overlay_s=300.0,
     stuck_s=10.0,
+    prewarm_after_s=3.0,
+    prewarm_backoff_s=10.0,
+    max_prewarm_backoff_s=80.0,
     fresh_s=3.0,
 )
 

@@ -281,6 +281,9 @@ class Rig:
         replica_revision: int = 0,
         sleep_level: int = 1,
         decision_id: str = "",
+        prewarm: bool = False,
+        residence_s: float = 0.0,
+        budget_gpus: int = 0,
     ) -> Operation | None:
         """ApplyPoolState; without ``decision_id`` each revision is a decision of its own."""
         assert self.memory is not None
@@ -290,12 +293,14 @@ class Rig:
             overlay=tuple(sorted(overlay, key=lambda item: item.replica)),
             awake=tuple(awake),
             floors=floors,
-            budget_gpus=self.fleet.gpus,
+            budget_gpus=budget_gpus or self.fleet.gpus,
             decision_id=decision_id or f"d-{revision}",
             replica_revision=replica_revision,
             expire_s=self.now_s + 10,
             drain_timeout_s=drain_s,
             sleep_level=sleep_level,
+            prewarm=prewarm,
+            residence_s=residence_s,
             writer="policy-engine",
             token=token,
         )

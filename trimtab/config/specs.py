@@ -237,6 +237,7 @@ class PoolSpec(Spec):
     residence_s: float = Field(20.0, ge=0, le=86_400)
     drain_timeout_s: Seconds = 0.5
     sleep_level: Literal[1, 2] = 1
+    prewarm: bool = False
     rules: PoolRules = PoolRules()
 
     @model_validator(mode="before")

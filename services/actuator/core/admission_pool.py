@@ -24,6 +24,7 @@ from actuator.core.model import (
     StepKind,
 )
 from actuator.core.operations import begin_rollback, keep
+from actuator.core.prewarming import in_its_way, leave_to
 from actuator.core.reconcile import open_pool_operation
 from actuator.core.world import World
 
@@ -45,6 +46,8 @@ class PoolRequest:
     sleep_level: int
     writer: str
     token: int
+    prewarm: bool = False
+    residence_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,7 @@ def apply_pool_state(
         )
     _check_shape(request)
     if not can_create:
+        _check_warms_itself(request)
         _check_exist(request, world, current)
     _check_owners(d, request)
     d.meta = remember_token(d.meta, request.writer, request.token)
@@ -86,6 +90,7 @@ def apply_pool_state(
         return PoolAnswer(state=d.commit(), state_revision=pool.state_revision, operation=operation)
     d.pools[pool.pool] = pool
     _take_over(d, pool)
+    _give_way(d, current, pool)
     contradicted = _retarget(d, pool)
     operation = open_pool_operation(d, pool, contradicted)
     new = d.commit()
@@ -151,6 +156,8 @@ def _accepted(request: PoolRequest, current: Pool | None) -> Pool:
         decision_id=request.decision_id,
         drain_timeout_s=request.drain_timeout_s,
         sleep_level=request.sleep_level,
+        prewarm=request.prewarm,
+        residence_s=request.residence_s,
         effective_awake=current.effective_awake if current is not None else (),
         settled_revision=current.settled_revision if current is not None else 0,
     )
@@ -187,6 +194,15 @@ def _check_shape(request: PoolRequest) -> None:
                 f"pool {request.pool}: {floor.service} {floor.role} would have {count} replicas awake, its floor is "
                 f"{floor.min_replicas}",
             )
+
+
+def _check_warms_itself(request: PoolRequest) -> None:
+    if request.prewarm:
+        raise refuse(
+            "PREWARM_UNSUPPORTED",
+            f"pool {request.pool}: replicas cannot be made and deleted here, so none can be pre-warmed: set the pool's "
+            f"spec.prewarm to false",
+        )
 
 
 def _check_exist(request: PoolRequest, world: World, current: Pool | None) -> None:
@@ -250,6 +266,18 @@ def _take_over(d: Draft, pool: Pool) -> None:
         )
         detail = f"taken over by pool {pool.pool}"
         keep(d, replace(operation, state=OperationState.CANCELLED, steps=steps, detail=detail))
+
+
+def _give_way(d: Draft, before: Pool | None, pool: Pool) -> None:
+    """A pre-warming that the newer state needs room of is taken back at once, and that state waits for no operation."""
+    for operation in list(d.unfinished()):
+        if operation.kind is not OperationKind.PREWARM or operation.subject != pool.pool or before is None:
+            continue
+        if operation.state is OperationState.ROLLING_BACK:
+            keep(d, leave_to(operation, pool, d.now_s))
+        elif in_its_way(operation, before, pool):
+            reason = f"gave way to state revision {pool.state_revision}"
+            keep(d, leave_to(begin_rollback(d, operation, reason, cancelled=True), pool, d.now_s))
 
 
 def _retarget(d: Draft, pool: Pool) -> tuple[str, ...]:

@@ -78,16 +78,12 @@ class Draft:
         yield from sorted(pending, key=lambda operation: (operation.create_s, operation.operation_id))
 
     def claimed(self) -> dict[str, str]:
-        """Replica → the unfinished operation that answers for it.
-
-        An atomic operation answers for all its replicas until it ends: what a finished step has done may still be
-        undone, and is nobody else's to put right.
-        """
+        """Replica → the unfinished operation that answers for it; it is nobody else's to put right."""
         return {
             step.replica: operation.operation_id
             for operation in self.unfinished()
             for step in operation.steps
-            if operation.atomic or not step.finished
+            if operation.answers_for(step)
         }
 
     def next_operation_id(self) -> str:

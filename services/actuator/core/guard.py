@@ -27,6 +27,11 @@ def guard_broken(d: Draft, operation: Operation, step: Step, replica: Replica) -
     judged = operation.kind is OperationKind.TRANSITION and step.kind is StepKind.RELEASE
     if not judged or step.state is OperationState.ROLLING_BACK or replica.evicting:
         return ""
+    return suffering(d, step)
+
+
+def suffering(d: Draft, step: Step) -> str:
+    """What has got worse for those that stay since the step's replica was hidden; empty when nothing has."""
     return _lost(d, step) or _queue_grown(d, step) or _kv_full(d, step)
 
 

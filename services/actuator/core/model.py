@@ -36,6 +36,7 @@ class OperationKind(StrEnum):
     CREATE = "create"
     SCALE_IN = "scale-in"
     OVERLAY = "overlay"
+    PREWARM = "prewarm"
 
 
 class OperationState(StrEnum):
@@ -185,7 +186,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """Steps that belong together. TRANSITION, CREATE and SCALE_IN are rolled back as one; OVERLAY is not."""
+    """Steps that belong together. OVERLAY alone is not rolled back as one."""
 
     operation_id: str
     kind: OperationKind
@@ -213,6 +214,16 @@ class Operation:
         """One failed step takes the whole back."""
         return self.kind is not OperationKind.OVERLAY
 
+    def answers_for(self, step: Step) -> bool:
+        """Whether the step's replica is this operation's to put right, while it is under way.
+
+        An atomic operation answers for all its replicas until it ends: what a finished step has done may still be
+        undone. Of a pre-warming, what was never begun or was left to a newer state is free at once.
+        """
+        if self.kind is OperationKind.PREWARM:
+            return step.state is not OperationState.CANCELLED
+        return self.atomic or not step.finished
+
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
@@ -236,6 +247,9 @@ class Pool:
     decision_id: str
     drain_timeout_s: float
     sleep_level: int
+    # Cold replicas are warmed up ahead of need; who was woken so lately is not put to sleep for that.
+    prewarm: bool = False
+    residence_s: float = 0.0
     # What is kept awake against the world: `awake` once its operation succeeded, what was before when it did not.
     effective_awake: tuple[str, ...] = ()
     # The newest state revision whose operation has ended, or that needed none.
@@ -338,5 +352,12 @@ class Limits:
     missing_grace_s: float = 3.0
     sleeper_hbm_gib: float = 2.5
     hbm_slack_gib: float = 1.0
+    # Pre-warming: so long nothing has happened in the pool, and as long its replica has been cold; after the n-th
+    # failure in a row 2^(n-1) times the back-off; and with the donor asleep those that stay use at most this share of
+    # their KV caches.
+    prewarm_after_s: float = 30.0
+    prewarm_backoff_s: float = 60.0
+    max_prewarm_backoff_s: float = 3600.0
+    prewarm_kv_usage: float = 0.5
     keep_operations: int = 200
     keep_requests: int = 256

@@ -7,9 +7,10 @@ resumable as the way forward. An OVERLAY is not atomic: one broken server does n
 from collections.abc import Mapping
 from dataclasses import replace
 
+from actuator.core import prewarming
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited
-from actuator.core.model import ActionKind, Goal, Operation, OperationState, Replica, Step, StepKind
+from actuator.core.model import ActionKind, Goal, Operation, OperationKind, OperationState, Replica, Step, StepKind
 from actuator.core.removal import toward_absent
 from actuator.core.sleeping import restore, toward_asleep
 from actuator.core.steps import fail, phase, succeed
@@ -66,6 +67,9 @@ def begin_rollback(d: Draft, operation: Operation, reason: str, *, cancelled: bo
 def _turn_round(d: Draft, step: Step) -> Step:
     if step.state is OperationState.PENDING:
         return replace(step, state=OperationState.CANCELLED, phase="never begun", end_s=d.now_s)
+    if step.kind is StepKind.CREATE and step.goal is Goal.ASLEEP and step.state is OperationState.SUCCEEDED:
+        # Pre-warmed: it keeps no GPU from anybody, and a boot is dear.
+        return step
     return replace(
         step,
         goal=INVERSE[step.kind],
@@ -85,7 +89,7 @@ def _came_up_again(d: Draft, operation: Operation, step: Step) -> bool:
 
     The operation answers for it until it ends, and another step of it may be waiting for its GPUs.
     """
-    if not operation.atomic or not step.finished:
+    if not operation.atomic or not operation.answers_for(step) or not step.finished:
         return False
     never_woken = operation.state is OperationState.ROLLING_BACK and step.kind is StepKind.WAKE
     replica, sight = d.replicas.get(step.replica), d.sight(step.replica)
@@ -125,6 +129,9 @@ def _advance_step(d: Draft, operation: Operation, step: Step) -> Step:
     if step.state is OperationState.PENDING:
         if step.kind is StepKind.DELETE and _creates_pending(operation):
             return phase(step, "waiting for the new replicas")
+        donor = prewarming.awaited_donor(d, operation, step)
+        if donor:
+            return phase(step, f"waiting for {donor} to sleep")
         step = replace(step, state=OperationState.RUNNING, start_s=d.now_s)
     replica = d.replicas.get(step.replica)
     if replica is None:
@@ -171,11 +178,16 @@ def _conclude(d: Draft, operation: Operation) -> Operation:
         return _conclude_rollback(d, operation, late=late)
     if not operation.atomic:
         return _conclude_overlay(d, operation, late=late)
+    broken = prewarming.broken(d, operation)
+    if broken and not failed:
+        return begin_rollback(d, operation, f"rolled back: {broken}")
     if failed:
         return begin_rollback(d, operation, f"rolled back: {failed[0].replica} {failed[0].detail}")
     if unfinished and late:
         first = unfinished[0]
         return begin_rollback(d, operation, f"rolled back: not done in time, {first.replica} {first.phase}")
+    if prewarming.donors_may_return(operation):
+        return prewarming.send_back(operation)
     if unfinished:
         return operation
     return replace(operation, state=OperationState.SUCCEEDED, detail=_summary(operation))
@@ -209,7 +221,7 @@ def _conclude_overlay(d: Draft, operation: Operation, *, late: bool) -> Operatio
         operation = replace(operation, steps=steps)
     if any(not step.finished for step in steps):
         return operation
-    bad = [step for step in steps if step.state is not OperationState.SUCCEEDED]
+    bad = [step for step in steps if step.state not in (OperationState.SUCCEEDED, OperationState.CANCELLED)]
     if not bad:
         return replace(operation, state=OperationState.SUCCEEDED, detail=_summary(operation))
     text = "; ".join(f"{step.replica} {step.detail or step.phase}" for step in bad)
@@ -240,6 +252,8 @@ def _overlay_step(d: Draft, step: Step, *, late: bool) -> Step:
 
 
 def _summary(operation: Operation) -> str:
+    if operation.kind is OperationKind.PREWARM:
+        return prewarming.summary(operation)
     words = {
         StepKind.RELEASE: "released",
         StepKind.WAKE: "woke",
@@ -248,8 +262,11 @@ def _summary(operation: Operation) -> str:
     }
     parts = []
     for kind in (StepKind.RELEASE, StepKind.WAKE, StepKind.CREATE, StepKind.DELETE):
-        names = [step.replica for step in operation.steps if step.kind is kind]
+        names = [
+            step.replica for step in operation.steps if step.kind is kind and step.state is OperationState.SUCCEEDED
+        ]
         if names:
             shown = ", ".join(names) if len(names) <= 4 else f"{len(names)} replicas"
             parts.append(f"{words[kind]} {shown}")
-    return "; ".join(parts)
+    left = [f"left {step.replica} to pre-warming" for step in operation.steps if step.state is OperationState.CANCELLED]
+    return "; ".join([*parts, *left])

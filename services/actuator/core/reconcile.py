@@ -10,6 +10,7 @@ from actuator.core.draft import Draft
 from actuator.core.ledger import exited, in_the_way, sharing
 from actuator.core.model import Goal, Operation, OperationKind, OperationState, Pool, Replica, Spec, Step, StepKind
 from actuator.core.operations import advance, keep
+from actuator.core.prewarming import holder
 from trimtab.words import HoldOwner, LifeCycle
 
 _OWN_HOLDS = frozenset({HoldOwner.START_UP, HoldOwner.RELEASE, HoldOwner.SOFT_SCALE_IN})
@@ -237,7 +238,7 @@ def _can_begin(d: Draft, step: Step) -> bool:
     """A server comes up awake, so it is made only when nobody uses its GPUs; until then there is nothing to do."""
     if step.spec is None:
         return True
-    return not in_the_way(step.spec, d.replicas, d.world)
+    return not in_the_way(step.spec, d.replicas, d.world) and not holder(d, step.spec)
 
 
 def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:

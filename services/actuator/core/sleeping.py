@@ -12,7 +12,7 @@ from actuator.core.draft import Draft
 from actuator.core.guard import guard_broken, note_who_stay
 from actuator.core.ledger import exited
 from actuator.core.lifecycle import timeout_s
-from actuator.core.model import ActionKind, Operation, OperationKind, Replica, Step, Told
+from actuator.core.model import ActionKind, Operation, OperationKind, Replica, Step, StepKind, Told
 from actuator.core.steps import (
     asked,
     drain_timeout_s,
@@ -47,6 +47,8 @@ def toward_asleep(d: Draft, operation: Operation, step: Step, replica: Replica) 
     if replica.life_cycle is LifeCycle.ACTIVE:
         return hide(d, operation, step, replica, HoldOwner.RELEASE)
     if replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world):
+        if operation.kind is OperationKind.PREWARM and step.kind is StepKind.CREATE:
+            return fail(d, step, "its process ended before it slept")
         return succeed(d, step, "its process is gone")
     if replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.TERMINATING):
         return wait_for_return(d, step, replica)
@@ -69,7 +71,8 @@ def hide(d: Draft, operation: Operation, step: Step, replica: Replica, owner: Ho
 def begin_drain(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
     """With its deadlines, which every drain has, whoever hid the replica."""
     deadline_s = d.now_s + drain_timeout_s(d, operation)
-    wait_s = d.limits.release_wait_s if operation.kind is OperationKind.TRANSITION else d.limits.pinned_wait_s
+    short = operation.kind in (OperationKind.TRANSITION, OperationKind.PREWARM)
+    wait_s = d.limits.release_wait_s if short else d.limits.pinned_wait_s
     step = note_who_stay(d, step, replica)
     return replace(step, acknowledged_s=0.0, drain_deadline_s=deadline_s, give_up_s=deadline_s + wait_s)
 

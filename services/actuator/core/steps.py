@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from actuator.core.draft import Draft
 from actuator.core.endpoints import gateway_requests, unaware
-from actuator.core.model import ActionKind, Operation, OperationState, Replica, Step
+from actuator.core.model import ActionKind, Operation, OperationKind, OperationState, Replica, Step
 
 
 def phase(step: Step, text: str) -> Step:
@@ -51,7 +51,9 @@ def outstanding(d: Draft, step: Step) -> bool:
 def drain_timeout_s(d: Draft, operation: Operation) -> float:
     """How long the operation lets in-flight requests end by themselves."""
     pool = d.pools.get(operation.subject)
-    if pool is not None and pool.drain_timeout_s > 0:
+    # Nobody waits for a pre-warming: what its donor answers ends by itself where it can.
+    hurried = operation.kind is not OperationKind.PREWARM
+    if hurried and pool is not None and pool.drain_timeout_s > 0:
         return pool.drain_timeout_s
     return d.limits.default_drain_s
 

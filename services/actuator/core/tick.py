@@ -11,6 +11,7 @@ from actuator.core.draft import Draft
 from actuator.core.model import Gateway, Limits, Operation, OperationState, State
 from actuator.core.observe import hear, observe
 from actuator.core.operations import advance, begin_rollback, keep
+from actuator.core.prewarming import prewarm
 from actuator.core.reconcile import conclude_pools, correct, start_waiting
 from actuator.core.sleeping import restore
 from actuator.core.world import Action, Outcome, World
@@ -40,6 +41,7 @@ def tick(state: State, world: World, outcomes: Iterable[Outcome], *, now_s: floa
             advance(d, operation)
     conclude_pools(d)
     correct(d)
+    prewarm(d)
     return Tick(state=d.commit(), actions=tuple(d.actions), notes=tuple(d.notes))
 
 

@@ -20,6 +20,7 @@ from actuator.core.model import (
     Step,
     StepKind,
 )
+from actuator.core.prewarming import holder
 from actuator.core.sleeping import ask_sleep, await_sleep, floor_of, level_of_sleeper, restore, wait_for_return
 from actuator.core.steps import (
     asked,
@@ -204,6 +205,9 @@ def create(d: Draft, operation: Operation, step: Step) -> Step:
     first = _must_go_first(d, operation, step)
     if first:
         return phase(step, f"waiting for {first} to sleep once")
+    prewarmed = holder(d, spec) if step.goal is Goal.ASLEEP and operation.kind is not OperationKind.PREWARM else ""
+    if prewarmed:
+        return phase(step, f"waiting for its GPUs: {prewarmed} is pre-warmed on them")
     in_the_way = blockers(spec, d.replicas, d.world, d.limits)
     if in_the_way:
         return phase(step, f"waiting for its GPUs: {in_the_way[0]}")

@@ -174,6 +174,7 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
         overlay = tuple(_overlay_spec(v, f"overlay[{i}]", item, state.pool) for i, item in enumerate(state.overlay))
         v.require("budget_gpus", state.budget_gpus > 0, "must be at least 1")
         v.finite_number("drain_timeout_s", state.drain_timeout_s, minimum=0, maximum=3600)
+        v.finite_number("residence_s", state.residence_s, minimum=0, maximum=86_400)
         v.require("sleep_level", state.sleep_level <= 2, "must be 1 or 2; 0 means 1")
         floors = []
         for i, floor in enumerate(state.floors):
@@ -198,6 +199,8 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
         expire_s=_seconds(state.expire_time) if state.HasField("expire_time") else None,
         drain_timeout_s=state.drain_timeout_s,
         sleep_level=state.sleep_level or 1,
+        prewarm=state.prewarm,
+        residence_s=state.residence_s,
         writer=request.fencing.writer,
         token=request.fencing.token,
     )

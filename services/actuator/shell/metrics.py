@@ -5,7 +5,7 @@ from collections import Counter as Count
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from actuator.core.ledger import awake_gpus
-from actuator.core.model import OperationState, State, StepKind
+from actuator.core.model import OperationKind, OperationState, State, StepKind
 from actuator.core.world import World
 from trimtab.words import LifeCycle
 
@@ -89,6 +89,9 @@ class ActuatorMetrics:
                 continue
             if operation.finished and (before is None or not before.finished):
                 self._operations.labels(operation.kind.value, operation.state.value).inc()
+            if operation.kind is OperationKind.PREWARM:
+                # Its releases and wakes are its own; nobody waits for them.
+                continue
             known = {step.replica: step for step in before.steps} if before is not None else {}
             for step in operation.steps:
                 earlier = known.get(step.replica)

@@ -45,6 +45,12 @@ class ActuatorSettings(ServiceSettings):
     guard_kv_usage: float = Field(
         0.98, gt=0, le=1, description="a release is taken back when one that stays uses more of its KV cache"
     )
+    prewarm_after_s: float = Field(
+        30.0, ge=0, le=86_400, description="a pool is quiet for so long before a cold replica of it is pre-warmed"
+    )
+    prewarm_backoff_s: float = Field(
+        60.0, ge=0, le=3600, description="pause after a pre-warming that failed; twice as long after each further one"
+    )
     starting_timeout_s: float = Field(600.0, gt=0, le=7200, description="a new server must be ready by then")
     sleep_timeout_s: float = Field(90.0, gt=0, le=600, description="a server must be asleep by then")
     wake_timeout_s: float = Field(60.0, gt=0, le=600, description="a server must be awake by then")
@@ -76,6 +82,8 @@ class ActuatorSettings(ServiceSettings):
             acknowledge_s=self.acknowledge_timeout_s,
             guard_waiting_growth=self.guard_waiting_growth,
             guard_kv_usage=self.guard_kv_usage,
+            prewarm_after_s=self.prewarm_after_s,
+            prewarm_backoff_s=self.prewarm_backoff_s,
             gateway_lease_s=self.gateway_lease_s,
             gateway_grace_s=2 * self.gateway_lease_s,
             misses_before_unknown=self.misses_before_unknown,

@@ -25,17 +25,26 @@ def life_cycle(replica: actuator_pb2.Replica) -> LifeCycle:
         return LifeCycle.UNKNOWN
 
 
-def replica_facts(replicas: Iterable[actuator_pb2.Replica]) -> tuple[ReplicaFacts, ...]:
-    """Replicas as the arbiter takes them, by name."""
+def replica_facts(
+    replicas: Iterable[actuator_pb2.Replica], *, yielding: frozenset[str] = frozenset()
+) -> tuple[ReplicaFacts, ...]:
+    """Replicas as the arbiter takes them, by name.
+
+    One of `yielding` that boots is shown as one that does not run: whoever is to wake on its GPUs gets them.
+    """
     return tuple(
         ReplicaFacts(
             replica=item.replica,
-            life_cycle=life_cycle(item),
+            life_cycle=_as_yielding(life_cycle(item)) if item.replica in yielding else life_cycle(item),
             routable=item.routable,
             in_flight=item.in_flight if item.HasField("in_flight") else None,
         )
         for item in sorted(replicas, key=lambda replica: replica.replica)
     )
+
+
+def _as_yielding(shown: LifeCycle) -> LifeCycle:
+    return LifeCycle.FAILED if shown in (LifeCycle.STARTING, LifeCycle.TERMINATING) else shown
 
 
 def overlay_to_proto(overlay: Iterable[OverlayReplica]) -> list[actuator_pb2.OverlayReplica]:

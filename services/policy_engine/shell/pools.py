@@ -167,6 +167,9 @@ class PoolRunner:
         link = self.fleet.links.get(pool.spec.cluster)
         replicas = [item for item in link.replicas.values() if item.pool == pool.name] if link is not None else []
         unfinished = link.unfinished_of(pool.name) if link is not None else []
+        # The actuator takes a pre-warming back when a newer state needs its GPUs, so it keeps nobody from them.
+        prewarms = [item for item in unfinished if item.kind == actuator_pb2.OPERATION_KIND_PREWARM]
+        boots = {s.replica for item in prewarms for s in item.steps if s.kind == actuator_pb2.STEP_KIND_CREATE}
         members = [MemberKey(member.service, member.role) for member in pool.spec.members]
         return PoolInput(
             now_s=turn.now_s,
@@ -174,7 +177,7 @@ class PoolRunner:
             policies=policies,
             overlay=overlay_from_proto(desired.overlay),
             awake=tuple(sorted(desired.awake)),
-            replicas=replica_facts(replicas),
+            replicas=replica_facts(replicas, yielding=frozenset(boots)),
             views=tuple((key, turn.observed.roles[key]) for key in sorted(members) if key in turn.observed.roles),
             fronts=tuple(
                 (service, turn.observed.fronts[service])
@@ -184,7 +187,7 @@ class PoolRunner:
             state=memory.pools.get(pool.name, PoolState()),
             unreachable=unreachable,
             operations=self.publisher.under_way(pool.name),
-            busy=tuple(sorted({step.replica for item in unfinished for step in item.steps})),
+            busy=tuple(sorted({step.replica for item in unfinished if item not in prewarms for step in item.steps})),
         )
 
     async def _commit(self, given: PoolInput, result: PoolResult, turn: Turn, memory: Memory) -> None:

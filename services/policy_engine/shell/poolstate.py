@@ -37,6 +37,8 @@ def desired_state(
         decision_id=decision_id,
         drain_timeout_s=pool.spec.drain_timeout_s,
         sleep_level=pool.spec.sleep_level,
+        prewarm=pool.spec.prewarm,
+        residence_s=pool.spec.residence_s if pool.spec.prewarm else 0.0,
     )
     for member in pool.spec.members:
         policy = by_name.get(member.service)

@@ -35,6 +35,8 @@ class _OperationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operati
     OPERATION_KIND_SCALE_IN: _OperationKind.ValueType  # 3
     OPERATION_KIND_OVERLAY: _OperationKind.ValueType  # 4
     """Bring-up of a pool's overlay."""
+    OPERATION_KIND_PREWARM: _OperationKind.ValueType  # 5
+    """Cold replicas of a pool are booted and put to sleep while those on their GPUs sleep, which are woken again."""
 
 class OperationKind(_OperationKind, metaclass=_OperationKindEnumTypeWrapper): ...
 
@@ -45,6 +47,8 @@ OPERATION_KIND_CREATE: OperationKind.ValueType  # 2
 OPERATION_KIND_SCALE_IN: OperationKind.ValueType  # 3
 OPERATION_KIND_OVERLAY: OperationKind.ValueType  # 4
 """Bring-up of a pool's overlay."""
+OPERATION_KIND_PREWARM: OperationKind.ValueType  # 5
+"""Cold replicas of a pool are booted and put to sleep while those on their GPUs sleep, which are woken again."""
 Global___OperationKind: _TypeAlias = OperationKind  # noqa: Y015
 
 class _OperationState:
@@ -471,6 +475,8 @@ class PoolState(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     DRAIN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    PREWARM_FIELD_NUMBER: _builtins.int
+    RESIDENCE_S_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     state_revision: _builtins.int
     """Grows with every change; an actuator ignores one it has and refuses an older one."""
@@ -481,6 +487,10 @@ class PoolState(_message.Message):
     drain_timeout_s: _builtins.float
     sleep_level: _builtins.int
     """1 keeps the weights in host memory, 2 does not."""
+    prewarm: _builtins.bool
+    """Warm cold replicas up ahead of need, also where others are awake on their GPUs."""
+    residence_s: _builtins.float
+    """With `prewarm`: a service that received capacity makes no room for so long."""
     @_builtins.property
     def overlay(self) -> _containers.RepeatedCompositeFieldContainer[Global___OverlayReplica]: ...
     @_builtins.property
@@ -507,10 +517,12 @@ class PoolState(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         drain_timeout_s: _builtins.float = ...,
         sleep_level: _builtins.int = ...,
+        prewarm: _builtins.bool = ...,
+        residence_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awake", b"awake", "budget_gpus", b"budget_gpus", "decision_id", b"decision_id", "drain_timeout_s", b"drain_timeout_s", "expire_time", b"expire_time", "floors", b"floors", "overlay", b"overlay", "pool", b"pool", "replica_revision", b"replica_revision", "sleep_level", b"sleep_level", "state_revision", b"state_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awake", b"awake", "budget_gpus", b"budget_gpus", "decision_id", b"decision_id", "drain_timeout_s", b"drain_timeout_s", "expire_time", b"expire_time", "floors", b"floors", "overlay", b"overlay", "pool", b"pool", "prewarm", b"prewarm", "replica_revision", b"replica_revision", "residence_s", b"residence_s", "sleep_level", b"sleep_level", "state_revision", b"state_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -716,6 +716,7 @@ class PoolSpec(_message.Message):
     DRAIN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    PREWARM_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     rescue_interval_s: _builtins.float
     rebalance_interval_s: _builtins.float
@@ -724,6 +725,8 @@ class PoolSpec(_message.Message):
     drain_timeout_s: _builtins.float
     sleep_level: _builtins.int
     """1, the default, keeps the weights in host memory; 2 does not."""
+    prewarm: _builtins.bool
+    """Warm cold replicas up ahead of need, also where others are awake on their GPUs; off when absent."""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeGpus]: ...
     @_builtins.property
@@ -742,13 +745,16 @@ class PoolSpec(_message.Message):
         drain_timeout_s: _builtins.float | None = ...,
         sleep_level: _builtins.int | None = ...,
         rules: Global___PoolRules | None = ...,
+        prewarm: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "drain_timeout_s", b"drain_timeout_s", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "rules", b"rules", "sleep_level", b"sleep_level"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_prewarm", b"_prewarm", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "drain_timeout_s", b"drain_timeout_s", "prewarm", b"prewarm", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "rules", b"rules", "sleep_level", b"sleep_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "cluster", b"cluster", "drain_timeout_s", b"drain_timeout_s", "gpus", b"gpus", "members", b"members", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "rules", b"rules", "sleep_level", b"sleep_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s", "_prewarm", b"_prewarm", "_rebalance_interval_s", b"_rebalance_interval_s", "_rescue_interval_s", b"_rescue_interval_s", "_residence_s", b"_residence_s", "_sleep_level", b"_sleep_level", "cluster", b"cluster", "drain_timeout_s", b"drain_timeout_s", "gpus", b"gpus", "members", b"members", "prewarm", b"prewarm", "rebalance_interval_s", b"rebalance_interval_s", "rescue_interval_s", b"rescue_interval_s", "residence_s", b"residence_s", "rules", b"rules", "sleep_level", b"sleep_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drain_timeout_s: _TypeAlias = _typing.Literal["drain_timeout_s"]  # noqa: Y015
     _WhichOneofArgType__drain_timeout_s: _TypeAlias = _typing.Literal["_drain_timeout_s", b"_drain_timeout_s"]  # noqa: Y015
+    _WhichOneofReturnType__prewarm: _TypeAlias = _typing.Literal["prewarm"]  # noqa: Y015
+    _WhichOneofArgType__prewarm: _TypeAlias = _typing.Literal["_prewarm", b"_prewarm"]  # noqa: Y015
     _WhichOneofReturnType__rebalance_interval_s: _TypeAlias = _typing.Literal["rebalance_interval_s"]  # noqa: Y015
     _WhichOneofArgType__rebalance_interval_s: _TypeAlias = _typing.Literal["_rebalance_interval_s", b"_rebalance_interval_s"]  # noqa: Y015
     _WhichOneofReturnType__rescue_interval_s: _TypeAlias = _typing.Literal["rescue_interval_s"]  # noqa: Y015
@@ -759,6 +765,8 @@ class PoolSpec(_message.Message):
     _WhichOneofArgType__sleep_level: _TypeAlias = _typing.Literal["_sleep_level", b"_sleep_level"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drain_timeout_s) -> _WhichOneofReturnType__drain_timeout_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prewarm) -> _WhichOneofReturnType__prewarm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rebalance_interval_s) -> _WhichOneofReturnType__rebalance_interval_s | None: ...
     @_typing.overload
