@@ -83,14 +83,14 @@ def edited(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
         (POLICY, "spec.model", ..., "spec.model", "required"),
         (POLICY, "spec.slo.ttftS", float("nan"), "spec.slo.ttftS", "finite"),
         (POLICY, "spec.slo.ttftS", float("inf"), "spec.slo.ttftS", ""),
-        (POLICY, "spec.slo.ttftS", -1, "spec.slo.ttftS", "greater than or equal to"),
+        (POLICY, "spec.slo.ttftS", -1, "spec.slo.ttftS", "must be at least 1e-06, not -1"),
         (POLICY, "spec.roles.0.role", "colocated", "spec", "prefill and decode"),
         (POLICY, "spec.roles.0.role", "prefetch", "spec.roles[0].role", ""),
         (POLICY, "spec.ratio", ..., "spec", "needs a ratio"),
-        (POLICY, "spec.ratio.prefill", 0, "spec.ratio.prefill", "greater than or equal to 1"),
+        (POLICY, "spec.ratio.prefill", 0, "spec.ratio.prefill", "must be at least 1, not 0"),
         (POLICY, "spec.proportional.metric", "gpu-utilisation", "spec.proportional.metric", "decode-tps"),
         (POLICY, "spec.proportional", ..., "spec", "latencyBrake works beside proportional"),
-        (POLICY, "spec.guards.ttftP95S.soft", 5, "spec.guards.ttftP95S", "soft 5.0 is above hard 3.0"),
+        (POLICY, "spec.guards.ttftP95S.soft", 5, "spec.guards.ttftP95S", "soft 5 is above hard 3"),
         (POLICY, "metadata.name", "Chat_1", "metadata.name", "lower-case"),
         (POLICY, "metadata.name", "x" * 64, "metadata.name", "63"),
         (POLICY, "kind", "Deployment", "kind", "ServicePolicy or Pool"),
@@ -110,6 +110,123 @@ def test_a_bad_resource_is_refused_with_the_path_of_the_field(
     by_field = {item.field: item.description for item in caught.value.violations}
     assert field in by_field
     assert words in by_field[field]
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "value", "field", "said"),
+    [
+        (
+            POOL, "spec.rules", {"settleS": "2"}, "spec.rules.settleS",
+            "must be a number, not the text '2': leave the quotes out",
+        ),
+        (POOL, "spec.rules", {"settleS": "2s"}, "spec.rules.settleS", "must be a number, not the text '2s'"),
+        (POOL, "spec.rules", {"settleS": "NaN"}, "spec.rules.settleS", "must be a number, not the text 'NaN'"),
+        (POOL, "spec.rules", {"settleS": True}, "spec.rules.settleS", "must be a number, not true"),
+        (POOL, "spec.rules", {"settleS": None}, "spec.rules.settleS", "must be a number, not null"),
+        (POOL, "spec.rules", {"settleS": [2]}, "spec.rules.settleS", "must be a number, not a list"),
+        (POOL, "spec.rules", {"stageGuard": "yes"}, "spec.rules.stageGuard", "must be true or false, not 'yes'"),
+        (POOL, "spec.rules", {"stageGuard": 1}, "spec.rules.stageGuard", "must be true or false, not 1"),
+        (POOL, "spec.rules", {"maxTransitions": 1.5}, "spec.rules.maxTransitions", "must be a whole number, not 1.5"),
+        (POOL, "spec.rules", {"settelS": 2}, "spec.rules.settelS", "unknown field, did you mean settleS?"),
+        (POOL, "spec.rules", "plain", "spec.rules", "must be a mapping of fields, not 'plain'"),
+        (POOL, "spec.rules", [1], "spec.rules", "must be a mapping of fields, not a list"),
+        (POOL, "spec.rules", {"load": 0.9}, "spec.rules.load", "must be a mapping of fields, not 0.9"),
+        (
+            POOL, "spec.rules", {"allocation": "fair"}, "spec.rules.allocation",
+            "must be 'share', 'level' or 'load', not 'fair'",
+        ),
+        (
+            POOL, "spec.gpus.0.gpuIndices", ["0"], "spec.gpus[0].gpuIndices[0]",
+            "must be a number, not the text '0': leave the quotes out",
+        ),
+        (POOL, "spec.gpus.0.gpuIndices", [True], "spec.gpus[0].gpuIndices[0]", "must be a number, not true"),
+        (POOL, "spec.gpus", {"node": "n"}, "spec.gpus", "must be a list, not a mapping"),
+        (POOL, "spec.sleepLevel", "2", "spec.sleepLevel", "must be 1 or 2, not '2'"),
+        (POOL, "spec.rescueIntervalS", 0, "spec.rescueIntervalS", "must be at least 1e-06, not 0"),
+        (
+            POOL, "spec.rescueIntervalS", "1", "spec.rescueIntervalS",
+            "must be a number, not the text '1': leave the quotes out",
+        ),
+        (POOL, "spec.rebalanceIntervalS", -1, "spec.rebalanceIntervalS", "must be at least 1e-06, not -1"),
+        (POOL, "spec.members", [], "spec.members", "must have at least 1, and has 0"),
+        (POOL, "spec.cluster", 7, "spec.cluster", "must be text, not 7"),
+        (
+            POLICY, "spec.roles.1.gpusPerReplica", "2", "spec.roles[1].gpusPerReplica",
+            "must be a number, not the text '2': leave the quotes out",
+        ),
+        (
+            POLICY, "spec.latencyBrake.ttftTargetS", "1", "spec.latencyBrake.ttftTargetS",
+            "must be a number, not the text '1': leave the quotes out",
+        ),
+        (
+            POLICY, "spec.guards", {"kvUsageRatio": {"soft": 90}}, "spec.guards.kvUsageRatio.soft",
+            "must be at most 1, not 90",
+        ),
+        (POLICY, "spec.guards", {"lostRatio": {"hard": 2}}, "spec.guards.lostRatio.hard", "must be at most 1, not 2"),
+        (POLICY, "spec.slo.tpotS", "x" * 100, "spec.slo.tpotS", f"must be a number, not the text '{'x' * 38}…"),
+        (POLICY, "spec.ratio.strict", "true", "spec.ratio.strict", "must be true or false, not 'true'"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_told_in_words_of_our_own_with_what_is_there(
+    base: dict[str, Any], path: str, value: object, field: str, said: str
+) -> None:
+    with pytest.raises(ResourceError) as caught:
+        parse_document(edited(base, path, value))
+    assert str(caught.value) == f"{field}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "value", "field", "said"),
+    [
+        (
+            POOL, "spec.rules", {"load": {"rescueAbove": 0.6}}, "spec.rules.load",
+            "donorBelow 0.8 is above rescueAbove 0.6, from which a member is itself in need: lower donorBelow",
+        ),
+        (POOL, "spec.rules", {"load": {"levelAbove": 2}}, "spec.rules.load", "levelAbove 2 is above rescueAbove 0.9"),
+        (
+            POOL, "spec.rules", {"allocation": "load", "load": {"enabled": False}}, "spec.rules",
+            "allocation load goes by ρ, which load.enabled turns off",
+        ),
+        (
+            POOL, "spec.rebalanceIntervalS", 0.5, "spec",
+            "rebalanceIntervalS 0.5 is below rescueIntervalS 1: the slow loop cannot be the faster one",
+        ),
+        (
+            POLICY, "spec.guards", {"ttftP95S": {}}, "spec.guards.ttftP95S",
+            "a guard without a limit: give soft, hard or both",
+        ),
+        (POLICY, "spec.latencyBrake", {"ttftTargetS": 1, "beta": 2}, "spec.latencyBrake", "beta 2 is above alpha 1"),
+        (
+            POLICY, "spec.tokenServiceShare", {"thetaTps": 20, "criticalBelow": 0.9, "hysteresis": 0.3},
+            "spec.tokenServiceShare",
+            "the regions overlap: criticalBelow 0.9 + hysteresis 0.3 must stay below surplusAbove 1.3 − hysteresis",
+        ),
+        (POLICY, "spec.roles.0.minReplicas", 5, "spec.roles[0]", "minReplicas 5 is above maxReplicas 4: lower one"),
+    ],
+)  # fmt: skip
+def test_fields_that_contradict_each_other_are_refused_with_both_values_and_what_to_do(
+    base: dict[str, Any], path: str, value: object, field: str, said: str
+) -> None:
+    with pytest.raises(ResourceError) as caught:
+        parse_document(edited(base, path, value))
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert said in violation.description
+    assert "\n" not in violation.description
+
+
+@pytest.mark.parametrize("number", [2, 2.0, 0])
+def test_numbers_are_numbers_whole_or_not(number: float) -> None:
+    pool = parse_document(edited(POOL, "spec.rules", {"settleS": number}))
+    assert isinstance(pool, Pool)
+    assert pool.spec.rules.settle_s == number
+
+
+def test_what_is_not_a_finite_number_is_refused_by_grpc_too() -> None:
+    pool = pool_to_proto(parse_document(POOL))
+    pool.spec.rules.settle_s = float("nan")
+    with pytest.raises(ResourceError, match=r"^spec.rules.settleS: must be a number, not the text 'NaN'$"):
+        parse_pool(pool)
 
 
 def test_a_wrong_item_is_not_also_reported_as_a_list_that_is_too_short() -> None:

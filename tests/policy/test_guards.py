@@ -11,7 +11,7 @@ LIMITS = {
     "ttftP95S": ("ttft_p95_s", 2.0),
     "tpotP95S": ("tpot_p95_s", 0.075),
     "e2eP95S": ("e2e_p95_s", 20.0),
-    "kvUsageRatio": ("kv_usage_ratio", 0.9),
+    "kvUsageRatio": ("kv_usage_ratio", 0.4),
     "preemptionRps": ("preemption_rps", 0.5),
 }
 

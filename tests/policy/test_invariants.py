@@ -150,6 +150,7 @@ RULES = st.fixed_dictionaries(
             {
                 "enabled": st.booleans(),
                 "rescueAbove": st.sampled_from([0.5, 1.0]),
+                "donorBelow": st.sampled_from([0.3, 0.5]),
                 "maxWakes": st.sampled_from([1, 3]),
                 "memoryS": st.sampled_from([0, 9]),
             }
@@ -159,7 +160,7 @@ RULES = st.fixed_dictionaries(
         "priorityBase": st.sampled_from([1.0, 1.5]),
         "donorMargin": st.sampled_from([0.0, 0.3]),
     }
-)
+).filter(lambda rules: rules["load"]["enabled"] or rules["allocation"] != "load")
 
 
 def pool_resources(sizes, gpus, floors, rules=None):

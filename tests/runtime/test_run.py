@@ -103,7 +103,7 @@ def test_a_stop_that_is_asked_for_is_a_success(spawn: Spawn, ports: list[int], n
         (["--mode=grouped-error"], 1, "demo: from a task"),
         (["--mode=dying-loop"], 1, "demo: from a task"),
         (["--mode=return"], 1, "demo: ended without being asked to"),
-        (["--mode=nonsense"], 2, "demo: --mode: Input should be 'serve'"),
+        (["--mode=nonsense"], 2, "demo: --mode: must be 'serve'"),
         (["--nonsense"], 2, "demo: unknown flag --nonsense"),
         (
             ["--mode=store", "--store-url=redis://u:pw@127.0.0.1:1/0"],

@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AliasGenerator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.alias_generators import to_camel
 
+from trimtab.config.faults import check_scalar, scalar_kinds
 from trimtab.names import is_identifier
 from trimtab.words import Role, TopologyLevel
 
@@ -47,8 +57,16 @@ Seconds = Annotated[float, Field(ge=SMALLEST, le=86_400)]
 Tolerance = Annotated[float, Field(ge=0, lt=1)]
 
 
+def _check_whole_number(value: object) -> object:
+    return check_scalar(value, frozenset({int}))
+
+
+WholeNumber = Annotated[int, BeforeValidator(_check_whole_number)]
+"""An item of a list; fields of their own are checked by `Spec`."""
+
+
 class Spec(BaseModel):
-    """What every part of a resource shares: frozen, closed, finite, camelCase outside."""
+    """What every part of a resource shares: frozen, closed, finite, camelCase outside, numbers without quotes."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -57,3 +75,9 @@ class Spec(BaseModel):
         alias_generator=AliasGenerator(alias=to_camel),
         populate_by_name=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_no_text(cls, value: object, info: ValidationInfo) -> object:
+        field = cls.model_fields.get(info.field_name or "")
+        return value if field is None else check_scalar(value, scalar_kinds(field.annotation))

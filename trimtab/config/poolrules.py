@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trimtab.config.fields import SMALLEST, Seconds, Spec, enum_word
 
@@ -38,6 +38,16 @@ class LoadRule(Spec):
     memory_s: float = Field(15.0, ge=0, le=86_400)
     max_wakes: int = Field(2, ge=1, le=64)
 
+    @model_validator(mode="after")
+    def _thresholds_are_in_order(self) -> Self:
+        for name, threshold in (("donorBelow", self.donor_below), ("levelAbove", self.level_above)):
+            if threshold > self.rescue_above:
+                raise ValueError(
+                    f"{name} {threshold:g} is above rescueAbove {self.rescue_above:g}, from which a member is itself "
+                    f"in need: lower {name}, or raise rescueAbove"
+                )
+        return self
+
 
 class PoolRules(Spec):
     """How a pool's arbiter decides.
@@ -65,6 +75,12 @@ class PoolRules(Spec):
     overload: OverloadWord = "rescue"
     donor_margin: float = Field(0.0, ge=0, le=10)
     max_transitions: int = Field(0, ge=0, le=256)
+
+    @model_validator(mode="after")
+    def _allocation_by_load_has_loads(self) -> Self:
+        if self.allocation == "load" and not self.load.enabled:
+            raise ValueError("allocation load goes by ρ, which load.enabled turns off: enable it, or allocate by share")
+        return self
 
     @classmethod
     def plain(cls) -> Self:

@@ -14,12 +14,14 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from google.protobuf import json_format
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from trimtab.api.policy.v1 import policy_pb2
+from trimtab.config.faults import describe, suggestion
 from trimtab.config.fields import Name, Spec
 from trimtab.config.specs import PoolSpec, ServicePolicySpec
 
@@ -177,11 +179,11 @@ def _validate(model: type[_R], document: Mapping[str, Any]) -> _R:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
+        faults = error.errors(include_url=False)
         # pydantic counts only the items that parsed: a list whose one item is wrong would also be "too short".
         raise ResourceError(
             [
-                FieldViolation(field=_path(item["loc"]), description=_describe(item["type"], item["msg"]))
+                FieldViolation(field=_path(item["loc"]), description=_describe(model, item))
                 for item in faults
                 if item["type"] != "too_short" or not any(_is_inside(other["loc"], item["loc"]) for other in faults)
             ]
@@ -195,13 +197,31 @@ def _is_inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) ->
 def _path(location: tuple[int | str, ...]) -> str:
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        text += f"[{part}]" if isinstance(part, int) else f".{part if part.isprintable() else repr(part)}"
     return text.removeprefix(".")
 
 
-def _describe(kind: str, text: str) -> str:
-    if kind == "extra_forbidden":
-        return "unknown field"
-    if kind == "missing":
-        return "required"
-    return text.removeprefix("Value error, ")
+def _describe(model: type[Spec], fault: ErrorDetails) -> str:
+    text = describe(fault)
+    if fault["type"] != "extra_forbidden":
+        return text
+    part = _part_at(model, fault["loc"][:-1])
+    known = () if part is None else (field.alias or name for name, field in part.model_fields.items())
+    return text + suggestion(str(fault["loc"][-1]), known)
+
+
+def _part_at(model: type[Spec], location: tuple[int | str, ...]) -> type[Spec] | None:
+    """The part of a resource that stands at a path of it."""
+    part: type[Spec] | None = model
+    for name in location:
+        if isinstance(name, str) and part is not None:
+            named = (field.annotation for key, field in part.model_fields.items() if name in (key, field.alias))
+            part = _spec_in(next(named, None))
+    return part
+
+
+def _spec_in(annotation: object) -> type[Spec] | None:
+    """The part that a field holds: itself, or of a tuple or an optional the one in it."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _spec_in(part)) is not None), None)

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from trimtab import __version__
 from trimtab.addresses import is_loopback, split_address
+from trimtab.config.faults import describe, suggestion
 from trimtab.config.yamlfile import YamlError, read_yaml_documents
 from trimtab.errors import SettingsError
 from trimtab.names import is_identifier
@@ -129,7 +130,7 @@ def load_settings(cls: type[S], argv: Sequence[str], environ: Mapping[str, str])
 
 def _first_error(error: ValidationError, given: Mapping[str, _Given]) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
+    message = describe(first)
     location = [str(part) for part in first["loc"]]
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if not location:
@@ -156,7 +157,7 @@ def _from_flags(cls: type[BaseModel], argv: Sequence[str]) -> dict[str, _Given]:
         negated = flag.startswith("--no-") and flag not in fields
         name = fields.get("--" + flag[5:] if negated else flag)
         if name is None or (negated and not _is_bool(cls, name)):
-            raise SettingsError(f"unknown flag {flag}{_suggestion(flag, fields)}; --help lists them")
+            raise SettingsError(f"unknown flag {flag}{suggestion(flag, fields)}; --help lists them")
         if name in given:
             raise SettingsError(f"{flag} is given twice")
         if negated:
@@ -204,7 +205,7 @@ def _from_file(cls: type[BaseModel], path: Path) -> dict[str, _Given]:
     given: dict[str, _Given] = {}
     for key, value in document.items():
         if key not in cls.model_fields:
-            raise SettingsError(f"{path}: unknown key {key!r}{_suggestion(str(key), cls.model_fields)}")
+            raise SettingsError(f"{path}: unknown key {key!r}{suggestion(str(key), cls.model_fields)}")
         given[key] = _Given(value=value, place=f"{path}: {key}")
     return given
 
@@ -255,11 +256,6 @@ def _flag(name: str) -> str:
 
 def _variable(name: str) -> str:
     return ENV_PREFIX + name.upper()
-
-
-def _suggestion(word: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.75)
-    return f", did you mean {near[0]}?" if near else ""
 
 
 def _help_table(cls: type[BaseModel]) -> str:

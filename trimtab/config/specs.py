@@ -11,7 +11,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trimtab.config.fields import SMALLEST, LevelWord, Name, RoleWord, Seconds, Spec, Text, Tolerance, enum_word
+from trimtab.config.fields import (
+    SMALLEST,
+    LevelWord,
+    Name,
+    RoleWord,
+    Seconds,
+    Spec,
+    Text,
+    Tolerance,
+    WholeNumber,
+    enum_word,
+)
 from trimtab.config.poolrules import PoolRules
 from trimtab.words import Role, TopologyLevel
 
@@ -51,7 +62,10 @@ class TokenServiceShare(Spec):
     @model_validator(mode="after")
     def _regions_stay_apart(self) -> Self:
         if self.critical_below + self.hysteresis >= self.surplus_above - self.hysteresis:
-            raise ValueError("criticalBelow + hysteresis must stay below surplusAbove − hysteresis")
+            raise ValueError(
+                f"the regions overlap: criticalBelow {self.critical_below:g} + hysteresis {self.hysteresis:g} must "
+                f"stay below surplusAbove {self.surplus_above:g} − hysteresis"
+            )
         return self
 
 
@@ -72,7 +86,10 @@ class RoleSpec(Spec):
     @model_validator(mode="after")
     def _bounds_are_alive(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
+            raise ValueError(
+                f"minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}: "
+                "lower one, or raise the other"
+            )
         return self
 
 
@@ -114,7 +131,7 @@ class LatencyBrake(Spec):
         if self.ttft_target_s is None and self.tbt_target_s is None:
             raise ValueError("give ttftTargetS, tbtTargetS or both")
         if self.beta > self.alpha:
-            raise ValueError(f"beta {self.beta} is above alpha {self.alpha}")
+            raise ValueError(f"beta {self.beta:g} is above alpha {self.alpha:g}: lower beta, or raise alpha")
         return self
 
 
@@ -127,8 +144,17 @@ class GuardLimit(Spec):
     @model_validator(mode="after")
     def _soft_before_hard(self) -> Self:
         if self.soft is not None and self.hard is not None and self.soft > self.hard:
-            raise ValueError(f"soft {self.soft} is above hard {self.hard}")
+            raise ValueError(f"soft {self.soft:g} is above hard {self.hard:g}: lower soft, or raise hard")
+        if self.soft is None and self.hard is None:
+            raise ValueError("is a guard without a limit: give soft, hard or both, or leave it out")
         return self
+
+
+class ShareLimit(GuardLimit):
+    """A limit on a share, which is never above 1."""
+
+    soft: float | None = Field(None, gt=0, le=1)
+    hard: float | None = Field(None, gt=0, le=1)
 
 
 class Guards(Spec):
@@ -138,12 +164,12 @@ class Guards(Spec):
 
     ttft_p95_s: GuardLimit | None = None
     tpot_p95_s: GuardLimit | None = None
-    kv_usage_ratio: GuardLimit | None = None
+    kv_usage_ratio: ShareLimit | None = None
     # The alias is protobuf's: pydantic would capitalise the letter after a digit.
     e2e_p95_s: GuardLimit | None = Field(None, alias="e2eP95S")
     preemption_rps: GuardLimit | None = None
     queue_growth_rps: GuardLimit | None = None
-    lost_ratio: GuardLimit | None = None
+    lost_ratio: ShareLimit | None = None
 
 
 class ServicePolicySpec(Spec):
@@ -199,7 +225,7 @@ class NodeGpus(Spec):
     """GPUs of one node."""
 
     node: Text = Field(min_length=1, max_length=253)
-    gpu_indices: tuple[Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)], ...] = Field(
+    gpu_indices: tuple[Annotated[WholeNumber, Field(ge=0, lt=MAX_GPUS_PER_NODE)], ...] = Field(
         min_length=1, max_length=MAX_GPUS_PER_NODE
     )
 
@@ -247,7 +273,7 @@ class PoolSpec(Spec):
         if not isinstance(data, Mapping) or "rebalanceIntervalS" in data or "rebalance_interval_s" in data:
             return data
         rescue_s = data.get("rescueIntervalS", data.get("rescue_interval_s"))
-        known = isinstance(rescue_s, int | float) and not isinstance(rescue_s, bool)
+        known = isinstance(rescue_s, int | float) and not isinstance(rescue_s, bool) and rescue_s > 0
         return {**data, "rebalanceIntervalS": 2.0 * rescue_s} if known else data
 
     @property
@@ -266,7 +292,11 @@ class PoolSpec(Spec):
         if len(set(keys)) != len(keys):
             raise ValueError("members names a service and role twice")
         if self.rebalance_interval_s < self.rescue_interval_s:
-            raise ValueError("rebalanceIntervalS is below rescueIntervalS")
+            raise ValueError(
+                f"rebalanceIntervalS {self.rebalance_interval_s:g} is below rescueIntervalS "
+                f"{self.rescue_interval_s:g}: the slow loop cannot be the faster one; raise it, or leave it out for "
+                "twice the other"
+            )
         owned = {(entry.node, index) for entry in self.gpus for index in entry.gpu_indices}
         for member in self.members:
             for gpu_set in member.overlay:
