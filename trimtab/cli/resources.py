@@ -82,19 +82,33 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 async def apply_resources(
     services: Services, resources: Sequence[Resource], *, validate_only: bool = False
 ) -> list[tuple[Resource, bool]]:
-    """Applies in order; returns each as stored and whether it changed."""
+    """Applies in order; returns each as stored and whether it changed.
+
+    With `validate_only` nothing is stored, and each is judged as if those before it were.
+    """
     applied: list[tuple[Resource, bool]] = []
-    for resource in resources:
+    for position, resource in enumerate(resources):
+        before = resources[:position] if validate_only else ()
+        policies = [service_policy_to_proto(other) for other in before if isinstance(other, ServicePolicy)]
+        pools = [pool_to_proto(other) for other in before if isinstance(other, Pool)]
         if isinstance(resource, ServicePolicy):
             policy_reply = await services.policy.ApplyServicePolicy(
                 policy_pb2.ApplyServicePolicyRequest(
-                    service_policy=service_policy_to_proto(resource), validate_only=validate_only
+                    service_policy=service_policy_to_proto(resource),
+                    validate_only=validate_only,
+                    assumed_policies=policies,
+                    assumed_pools=pools,
                 )
             )
             applied.append((parse_service_policy(policy_reply.service_policy), policy_reply.changed))
         else:
             pool_reply = await services.policy.ApplyPool(
-                policy_pb2.ApplyPoolRequest(pool=pool_to_proto(resource), validate_only=validate_only)
+                policy_pb2.ApplyPoolRequest(
+                    pool=pool_to_proto(resource),
+                    validate_only=validate_only,
+                    assumed_policies=policies,
+                    assumed_pools=pools,
+                )
             )
             applied.append((parse_pool(pool_reply.pool), pool_reply.changed))
     return applied
@@ -103,7 +117,9 @@ async def apply_resources(
 def apply_command(
     context: typer.Context,
     files: Annotated[list[Path], typer.Option("-f", "--file", help="YAML file or folder; may be given again.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; nothing is stored.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check only, each beside those before it; nothing is stored.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create or replace ServicePolicies and Pools."""
@@ -113,7 +129,7 @@ def apply_command(
         print_json([to_document(resource) | {"changed": changed} for resource, changed in applied])
         return
     for resource, changed in applied:
-        state = "would be applied" if dry_run else "applied" if changed else "unchanged"
+        state = ("would be applied" if dry_run else "applied") if changed else "unchanged"
         console.print(f"{resource.kind}/{resource.name} {state}", highlight=False)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from policy_engine.core.crossrules import check_policy, check_pool
@@ -15,6 +16,7 @@ from trimtab.config.resources import (
     FieldViolation,
     Pool,
     ResourceError,
+    ServicePolicy,
     parse_pool,
     parse_service_policy,
     pool_to_proto,
@@ -29,6 +31,7 @@ from trimtab.waiting import to_its_end
 
 Resource = policy_pb2.ServicePolicy | policy_pb2.Pool
 R = TypeVar("R", policy_pb2.ServicePolicy, policy_pb2.Pool)
+D = TypeVar("D", ServicePolicy, Pool)
 
 LEADER_WAIT_S = 2.0
 _LEADER_POLL_S = 0.05
@@ -46,6 +49,39 @@ class _Change(Generic[R]):
     validate_only: bool
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """What a dry run takes for stored, by name: the resources that would be applied before the one it judges."""
+
+    policies: Mapping[str, ServicePolicy] = field(default_factory=dict)
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: policy_pb2.ApplyServicePolicyRequest | policy_pb2.ApplyPoolRequest) -> Assumed:
+        """Those of a request. Raises InvalidRequest."""
+        if not request.validate_only and (request.assumed_policies or request.assumed_pools):
+            raise InvalidRequest(
+                [Violation("validate_only", "is required with assumed resources: they are not stored")]
+            )
+        return cls(
+            policies=_parsed("assumed_policies", request.assumed_policies, parse_service_policy),
+            pools=_parsed("assumed_pools", request.assumed_pools, parse_pool),
+        )
+
+
+def _parsed(field_name: str, given: Iterable[R], parse: Callable[[R], D]) -> dict[str, D]:
+    found: dict[str, D] = {}
+    for position, message in enumerate(given):
+        try:
+            found[message.metadata.name] = parse(message)
+        except ResourceError as error:
+            raise _invalid(f"{field_name}[{position}]", error.violations) from error
+    return found
+
+
+NOTHING = Assumed()
+
+
 class Applier:
     """The leader's hand on the catalog. Every change happens between two turns of the engine."""
 
@@ -53,7 +89,12 @@ class Applier:
         self._engine = engine
 
     async def policy(
-        self, given: policy_pb2.ServicePolicy, *, validate_only: bool, only_if_absent: bool = False
+        self,
+        given: policy_pb2.ServicePolicy,
+        *,
+        validate_only: bool,
+        only_if_absent: bool = False,
+        assumed: Assumed = NOTHING,
     ) -> tuple[policy_pb2.ServicePolicy, bool]:
         """The policy as it stands afterwards, and whether it changed."""
         try:
@@ -63,7 +104,8 @@ class Applier:
         token = await self._token()
         async with self._engine.lock:
             snapshot = await self._engine.catalog.refresh()
-            faults = check_policy(parsed, tuple(snapshot.pools.values()), snapshot.policies)
+            pools = {**snapshot.pools, **assumed.pools}
+            faults = check_policy(parsed, tuple(pools.values()), {**snapshot.policies, **assumed.policies})
             if faults:
                 raise _invalid("service_policy", faults)
             change = _Change(
@@ -78,7 +120,12 @@ class Applier:
             return await self._put(self._engine.catalog.policies, change, token)
 
     async def pool(
-        self, given: policy_pb2.Pool, *, validate_only: bool, only_if_absent: bool = False
+        self,
+        given: policy_pb2.Pool,
+        *,
+        validate_only: bool,
+        only_if_absent: bool = False,
+        assumed: Assumed = NOTHING,
     ) -> tuple[policy_pb2.Pool, bool]:
         """The pool as it stands afterwards, and whether it changed."""
         try:
@@ -88,9 +135,11 @@ class Applier:
         token = await self._token()
         async with self._engine.lock:
             snapshot = await self._engine.catalog.refresh()
-            others = [pool for name, pool in sorted(snapshot.pools.items()) if name != parsed.name]
-            born = parsed.name in snapshot.pools
-            faults = [*self._unknown_cluster(parsed), *check_pool(parsed, others, snapshot.policies, born=born)]
+            pools = {**snapshot.pools, **assumed.pools}
+            others = [pool for name, pool in sorted(pools.items()) if name != parsed.name]
+            policies = {**snapshot.policies, **assumed.policies}
+            born = parsed.name in pools
+            faults = [*self._unknown_cluster(parsed), *check_pool(parsed, others, policies, born=born)]
             if faults:
                 raise _invalid("pool", faults)
             change = _Change(

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from policy_engine.core.decision import ReplayError, explain, replay, same
-from policy_engine.shell.applying import Applier
+from policy_engine.shell.applying import Applier, Assumed
 from policy_engine.shell.catalog import POLICIES, POOLS, dressed, pause_field
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.evaluating import evaluate
@@ -47,7 +47,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     ) -> policy_pb2.ApplyServicePolicyResponse:
         """The method, callable from within; `only_if_absent` leaves an existing one alone."""
         policy, changed = await self._applier.policy(
-            request.service_policy, validate_only=request.validate_only, only_if_absent=only_if_absent
+            request.service_policy,
+            validate_only=request.validate_only,
+            only_if_absent=only_if_absent,
+            assumed=Assumed.of(request),
         )
         return policy_pb2.ApplyServicePolicyResponse(service_policy=policy, changed=changed)
 
@@ -61,7 +64,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     ) -> policy_pb2.ApplyPoolResponse:
         """The method, callable from within; `only_if_absent` leaves an existing one alone."""
         pool, changed = await self._applier.pool(
-            request.pool, validate_only=request.validate_only, only_if_absent=only_if_absent
+            request.pool,
+            validate_only=request.validate_only,
+            only_if_absent=only_if_absent,
+            assumed=Assumed.of(request),
         )
         return policy_pb2.ApplyPoolResponse(pool=pool, changed=changed)
 

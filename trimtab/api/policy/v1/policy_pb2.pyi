@@ -1020,21 +1020,33 @@ class ApplyServicePolicyRequest(_message.Message):
     SERVICE_POLICY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ASSUMED_POLICIES_FIELD_NUMBER: _builtins.int
+    ASSUMED_POOLS_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     request_id: _builtins.str
     """At most 128 characters. A retry is safe with or without it: the same content again is no change, whatever its etag."""
     @_builtins.property
     def service_policy(self) -> Global___ServicePolicy: ...
+    @_builtins.property
+    def assumed_policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServicePolicy]:
+        """With `validate_only` alone: what would be applied before it. It is judged as if they were stored, in the place of
+        stored ones of their names.
+        """
+
+    @_builtins.property
+    def assumed_pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pool]: ...
     def __init__(
         self,
         *,
         service_policy: Global___ServicePolicy | None = ...,
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        assumed_policies: _abc.Iterable[Global___ServicePolicy] | None = ...,
+        assumed_pools: _abc.Iterable[Global___Pool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["service_policy", b"service_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "service_policy", b"service_policy", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed_policies", b"assumed_policies", "assumed_pools", b"assumed_pools", "request_id", b"request_id", "service_policy", b"service_policy", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1192,21 +1204,33 @@ class ApplyPoolRequest(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ASSUMED_POLICIES_FIELD_NUMBER: _builtins.int
+    ASSUMED_POOLS_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     request_id: _builtins.str
     """At most 128 characters. A retry is safe with or without it: the same content again is no change, whatever its etag."""
     @_builtins.property
     def pool(self) -> Global___Pool: ...
+    @_builtins.property
+    def assumed_policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServicePolicy]:
+        """With `validate_only` alone: what would be applied before it. It is judged as if they were stored, in the place of
+        stored ones of their names.
+        """
+
+    @_builtins.property
+    def assumed_pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pool]: ...
     def __init__(
         self,
         *,
         pool: Global___Pool | None = ...,
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        assumed_policies: _abc.Iterable[Global___ServicePolicy] | None = ...,
+        assumed_pools: _abc.Iterable[Global___Pool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed_policies", b"assumed_policies", "assumed_pools", b"assumed_pools", "pool", b"pool", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
