@@ -146,7 +146,7 @@ def run(traces: Sequence[str], seeds: int, *, quick: bool) -> dict[str, object]:
         "machine": machine(),
         "inputs": {"seeds": list(HELD_OUT_SEEDS[:seeds]), "traces": list(traces), "uses": list(uses), "quick": quick},
         "stages": stages,
-        "bars": [dataclasses.asdict(bar) for bar in bars],
+        "bars": [bar.document() for bar in bars],
     }
 
 

@@ -18,31 +18,33 @@ class Bar:
     value: Value
     bar: float
     ok: bool | None
-    """None: it was not run, and so is neither met nor missed."""
+    """None: it is not judged, and so neither met nor missed."""
     reason: str = ""
-    """Why it was not run, or which figure is missing where none of those that there are falls short."""
+    """Why it is not judged, or which figure is missing where none of those that there are falls short."""
+    policies: tuple[str, ...] = ()
+    """Whose runs on every trace of the suite it is of; empty: nobody says, so it may be anybody's."""
 
     def left_out(self, why: str) -> Bar:
-        """The same as not run, if all that it lacks is figures."""
+        """The same as not judged, if all that it lacks is figures."""
         return dataclasses.replace(self, ok=None, reason=why) if self.ok is False and self.reason else self
 
     def document(self) -> dict[str, object]:
         """As plain data; `reason` only where there is one."""
-        told = dataclasses.asdict(self)
-        return told if self.reason else {key: value for key, value in told.items() if key != "reason"}
+        told: dict[str, object] = {"name": self.name, "value": self.value, "bar": self.bar, "ok": self.ok}
+        return {**told, "reason": self.reason} if self.reason else told
 
 
-def at_least(name: str, value: Value, bar: float) -> Bar:
-    """Met when the value, or every one of a mapping, is there and not below `bar`."""
-    return _judged(name, value, bar, lambda figure: figure >= bar)
+def at_least(name: str, value: Value, bar: float, *, policies: tuple[str, ...] = ()) -> Bar:
+    """Met when the value, or every one of a mapping, is there and not below `bar`. `policies`: see `Bar`."""
+    return _judged(name, value, bar, policies, lambda figure: figure >= bar)
 
 
-def at_most(name: str, value: Value, bar: float) -> Bar:
-    """Met when the value, or every one of a mapping, is there and not above `bar`."""
-    return _judged(name, value, bar, lambda figure: figure <= bar)
+def at_most(name: str, value: Value, bar: float, *, policies: tuple[str, ...] = ()) -> Bar:
+    """Met when the value, or every one of a mapping, is there and not above `bar`. `policies`: see `Bar`."""
+    return _judged(name, value, bar, policies, lambda figure: figure <= bar)
 
 
-def _judged(name: str, value: Value, bar: float, good: Callable[[float], bool]) -> Bar:
+def _judged(name: str, value: Value, bar: float, policies: tuple[str, ...], good: Callable[[float], bool]) -> Bar:
     told: Value
     if isinstance(value, Mapping):
         figures = told = {key: _told(figure) for key, figure in value.items()}
@@ -52,8 +54,8 @@ def _judged(name: str, value: Value, bar: float, good: Callable[[float], bool]) 
     missing = [key for key, figure in figures.items() if figure is None]
     short = any(figure is not None and not good(figure) for figure in figures.values())
     if short or (figures and not missing):
-        return Bar(name, told, bar, ok=not short)
-    return Bar(name, told, bar, ok=False, reason=f"no figure {', '.join(missing)}".strip())
+        return Bar(name, told, bar, ok=not short, policies=policies)
+    return Bar(name, told, bar, ok=False, reason=f"no figure {', '.join(missing)}".strip(), policies=policies)
 
 
 def _told(figure: float | None) -> float | None:

@@ -44,12 +44,10 @@ class Finding:
 
     @classmethod
     def of(cls, suite: Suite, evaluation: Evaluation, machine: Mapping[str, object]) -> Finding:
-        """With the suite's own bars and notes."""
-        bars, no_bars = _asked("bars", suite.bars and functools.partial(_plain, suite.bars), evaluation)
-        # Where runs failed, too, nobody knows which of the two took a figure away.
-        if suite.left_out and not evaluation.failures:
-            why = f"{' and '.join(suite.left_out)} left its runs out"
-            bars = tuple(bar.left_out(why) for bar in bars)
+        """With the suite's own bars and notes. Bars are asked of the whole suite, also where a part of it was run."""
+        asked = _of_whole(suite, evaluation)
+        bars, no_bars = _asked("bars", suite.bars and functools.partial(_plain, suite.bars), asked)
+        bars = tuple(_in_part(suite, bar, failed=bool(evaluation.failures)) for bar in bars)
         notes, no_notes = _asked("notes", suite.notes, evaluation)
         return cls(
             suite=suite, evaluation=evaluation, bars=bars, notes=notes, machine=machine, problems=no_bars + no_notes
@@ -62,13 +60,44 @@ class Finding:
 
     @property
     def bars_missed(self) -> int:
-        """How many bars are; those that were not run are none of them."""
+        """How many bars are; those that are not judged are none of them."""
         return sum(bar.ok is False for bar in self.bars)
 
     @property
-    def bars_not_run(self) -> int:
-        """How many bars have no figure because a filter left their runs out."""
+    def bars_not_judged(self) -> int:
+        """How many bars cannot be told because a filter left runs out that they need."""
         return sum(bar.ok is None for bar in self.bars)
+
+
+def _of_whole(suite: Suite, evaluation: Evaluation) -> Evaluation:
+    """The same runs among all policies and traces that the suite has."""
+    whole = suite.whole
+    if whole is None:
+        return evaluation
+    return dataclasses.replace(
+        evaluation, policies=tuple(whole.policies), traces=tuple(whole.traces), baseline=whole.baseline
+    )
+
+
+def _in_part(suite: Suite, bar: Bar, *, failed: bool) -> Bar:
+    """A bar that lacks nothing but runs that were left out is not judged.
+
+    Where cases failed, too, a bar that does not say whose runs it is of stays missed: nobody knows which of the two
+    took its figure away.
+    """
+    needs = _needs(suite, bar)
+    return bar.left_out(needs) if needs and (bar.policies or not failed) else bar
+
+
+def _needs(suite: Suite, bar: Bar) -> str:
+    """What was left out of that which the bar is of, in words; empty when nothing was."""
+    policies = [name for name in suite.left_out_policies if not bar.policies or name in bar.policies]
+    wanting = {"policy": policies, "trace": suite.left_out_traces}
+    plural = {"policy": "policies", "trace": "traces"}
+    found = [
+        f"{word if len(names) == 1 else plural[word]} {', '.join(names)}" for word, names in wanting.items() if names
+    ]
+    return f"needs {' and '.join(found)}" if found else ""
 
 
 def _plain(ask: Callable[[Evaluation], Sequence[Bar]], evaluation: Evaluation) -> Sequence[Bar]:

@@ -38,7 +38,7 @@ GPU-hours and energy. Quantiles of all seeds taken together come from buckets 1 
 _VERDICTS = {
     True: '<span class="ok">✓ ok</span>',
     False: '<span class="miss">✗ miss</span>',
-    None: '<span class="notrun">– not run</span>',
+    None: '<span class="unjudged">– not judged</span>',
 }
 """By `Bar.ok`."""
 _ONE_SEED = "One seed was run, so there are no intervals: differences may be chance."

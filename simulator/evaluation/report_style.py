@@ -27,7 +27,7 @@ tbody tr:nth-child(even) { background: var(--band); }
 small { color: var(--soft); font-weight: 400; }
 .ok { color: var(--ok); font-weight: 600; white-space: nowrap; }
 .miss { color: var(--miss); font-weight: 600; white-space: nowrap; }
-.notrun { white-space: nowrap; }
+.unjudged { white-space: nowrap; }
 figure { margin: 1rem 0; overflow-x: auto; }
 figure svg { width: 100%; min-width: 44rem; height: auto; display: block; }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt; }

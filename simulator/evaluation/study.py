@@ -56,6 +56,12 @@ class Evaluation:
         parts = [figures for run in self.of(policy, trace) if (figures := run.figures(service)) is not None]
         return pooled(parts) if parts else None
 
+    def lost_requests(self) -> float | None:
+        """Of all runs together. None where some are missing and the others lost none: nobody knows whether those did."""
+        lost = sum(run.total.lost for run in self.runs.values())
+        whole = len(self.runs) == len(self.policies) * len(self.traces) * len(self.seeds)
+        return float(lost) if lost or whole else None
+
     def services(self) -> tuple[str, ...]:
         """Names of all services that any run names."""
         return tuple(sorted({figures.service for run in self.runs.values() for figures in run.services}))

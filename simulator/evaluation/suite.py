@@ -7,9 +7,11 @@ report and the exit status are the machinery's. `simulator/evaluation/smoke.py` 
 - `run` goes to worker processes: it must be picklable, so a function of a module or a `functools.partial` of one with
   plain data. It must give the same result for the same case, in whatever process and order. What it raises makes the
   case a failed one, reported by name, and the others go on.
-- `bars` and `notes` are called once, in the main process, with the whole `Evaluation`. Filters and failed cases may
-  have taken runs away: `Evaluation.spread` and its like then hold None. A bar of `bars.at_least` or `at_most` with such
-  a figure is missed where a case failed, and not run, which is neither met nor missed, where a filter left it out.
+- `bars` and `notes` are called once, in the main process, with the whole `Evaluation`. Failed cases and, for `bars`,
+  filters may have taken runs away: `Evaluation.spread` and its like then hold None. `bars` is always asked over all
+  policies and traces of the suite, so that a mean over traces is never one of those that happened to run. A bar of
+  `bars.at_least` or `at_most` that lacks a figure is missed where a case failed, and not judged, which is neither met
+  nor missed, where a filter left out what it needs.
 """
 
 from __future__ import annotations
@@ -109,8 +111,8 @@ class Suite:
     """By policy."""
     tuned_file: Path | None = None
     """Where the suite reads the settings that were found; `--tune POLICY --write` writes there."""
-    left_out: tuple[str, ...] = ()
-    """What took policies and traces away: `--policy`, `--trace`; a whole suite has none."""
+    whole: Suite | None = None
+    """What this is a part of, where policies or traces were taken away."""
 
     def __post_init__(self) -> None:
         if not (self.policies and self.traces and self.seeds and self.slos):
@@ -134,6 +136,16 @@ class Suite:
             Case(policy, trace, seed) for trace in self.traces for policy in self.policies for seed in self.seeds
         )
 
+    @property
+    def left_out_policies(self) -> tuple[str, ...]:
+        """Those of the whole suite that are not run."""
+        return () if self.whole is None else tuple(name for name in self.whole.policies if name not in self.policies)
+
+    @property
+    def left_out_traces(self) -> tuple[str, ...]:
+        """Those of the whole suite that are not run."""
+        return () if self.whole is None else tuple(name for name in self.whole.traces if name not in self.traces)
+
     def only(self, *, policies: Sequence[str] = (), traces: Sequence[str] = (), seeds: int | None = None) -> Suite:
         """A part of it: these policies and traces (none: all) and its first `seeds` seeds.
 
@@ -143,7 +155,7 @@ class Suite:
             raise SuiteError(f"--seeds {seeds}: suite {self.name} has {len(self.seeds)} seeds; give 1 to that many")
         kept = _chosen(self.name, "policy", self.policies, policies)
         kept_traces = _chosen(self.name, "trace", self.traces, traces)
-        fewer = {"--policy": len(kept) < len(self.policies), "--trace": len(kept_traces) < len(self.traces)}
+        fewer = len(kept) < len(self.policies) or len(kept_traces) < len(self.traces)
         return dataclasses.replace(
             self,
             policies=kept,
@@ -152,7 +164,7 @@ class Suite:
             baseline=self.baseline if self.baseline in kept else next(iter(kept)),
             plotted=tuple(name for name in self.plotted if name in kept),
             tunings={name: tuning for name, tuning in self.tunings.items() if name in kept},
-            left_out=tuple(dict.fromkeys((*self.left_out, *(option for option, less in fewer.items() if less)))),
+            whole=self.whole or (self if fewer else None),
         )
 
 

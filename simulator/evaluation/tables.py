@@ -32,7 +32,7 @@ class Mark(NamedTuple):
 MARKS: Mapping[bool | None, Mark] = {
     True: Mark("ok", "green"),
     False: Mark("MISS", "bold red"),
-    None: Mark("not run", "dim"),
+    None: Mark("not judged", "dim"),
 }
 """By `Bar.ok`."""
 
@@ -62,8 +62,8 @@ def summary_line(finding: Finding) -> str:
     )
     failed = f", {len(evaluation.failures)} failed" if evaluation.failures else ""
     met = f"; {sum(bar.ok is True for bar in bars)} of {len(bars)} bars met" if bars else ""
-    not_run = f", {finding.bars_not_run} not run" if finding.bars_not_run else ""
-    return size + failed + met + not_run
+    not_judged = f", {finding.bars_not_judged} not judged" if finding.bars_not_judged else ""
+    return size + failed + met + not_judged
 
 
 def reading(evaluation: Evaluation) -> str:
@@ -157,12 +157,12 @@ def bars_table(bars: Sequence[Bar]) -> Table:
 
 
 def value_text(bar: Bar) -> str:
-    """A bar's value, or each of several; why there is none where it was not run."""
-    figures = bar.value.values() if isinstance(bar.value, Mapping) else (bar.value,)
-    text = _figures_text(bar.value)
+    """A bar's value, or each of several; where it is not judged, those that there are and what it needs."""
     if bar.ok is not None:
-        return text
-    return bar.reason if all(figure is None for figure in figures) else f"{text}: {bar.reason}"
+        return _figures_text(bar.value)
+    figures = bar.value.items() if isinstance(bar.value, Mapping) else ()
+    known = {name: figure for name, figure in figures if figure is not None}
+    return f"{_figures_text(known)}; {bar.reason}" if known else bar.reason
 
 
 def _figures_text(value: Value) -> str:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simulator.evaluation.bars import Bar, at_least, at_most
-from simulator.evaluation.study import Evaluation
+from simulator.evaluation.study import Evaluation, geometric_mean
 from simulator.evaluation.summaries import Case
 from simulator.evaluation.tuning import read_tuned
 from tests.simulator.evaluation.made_up import suite, tunable
@@ -41,7 +41,7 @@ def test_the_smoke_suite_from_command_to_files(tmp_path: Path) -> None:
     done = trimtab("smoke", "--duration", "20", "--seeds", "2", "--jobs", "2", "--trace", "burst", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert "4 policies × 1 traces × 2 seeds: 8 runs; 2 of 2 bars met" in done.stdout
+    assert "4 policies × 1 traces × 2 seeds: 8 runs; 0 of 2 bars met, 2 not judged" in done.stdout
     folder = tmp_path / "evaluation" / "smoke"
     assert {path.name for path in folder.iterdir()} == {
         ".trimtab-evaluation", "results.json", "table.csv", "report.html",
@@ -133,19 +133,109 @@ def compared(evaluation: Evaluation) -> list[Bar]:
     return [at_most("p95_change", change, 0.0), at_least("runs", float(len(evaluation.runs)), ASKED)]
 
 
+def over_traces(evaluation: Evaluation) -> list[Bar]:
+    """Bars over all traces: of two policies by the mean and by trace, of one alone, and of nobody knows whom."""
+    changes = {
+        trace: evaluation.change("fast", trace, "e2e_p95_s", against="slow").median for trace in evaluation.traces
+    }
+    ratios = [None if change is None else 1 + change for change in changes.values()]
+    own = [evaluation.spread("fast", trace, "e2e_p95_s").median for trace in evaluation.traces]
+    return [
+        at_most("mean_ratio", geometric_mean(ratios), 1.0, policies=("fast", "slow")),
+        at_most("each_change", changes, 0.0, policies=("fast", "slow")),
+        at_most("own_p95", geometric_mean(own), 100.0, policies=("fast",)),
+        at_most("lost", evaluation.lost_requests(), 0.0),
+    ]
+
+
+def not_judged(reason: str, value: object = None) -> tuple[object, object, object]:
+    return (value, None, reason)
+
+
+CHANGE = pytest.approx(-0.5)
+MET_MEAN = (pytest.approx(0.5), True, None)
+MET_EACH = ({"one": CHANGE, "other": CHANGE}, True, None)
+MET_OWN = (pytest.approx(2.3, abs=0.5), True, None)
+MET_LOST = (0.0, True, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected", "met"),
+    [
+        ([], [MET_MEAN, MET_EACH, MET_OWN, MET_LOST], 4),
+        (
+            ["--trace", "one"],
+            [
+                not_judged("needs trace other"),
+                not_judged("needs trace other", {"one": CHANGE, "other": None}),
+                not_judged("needs trace other"),
+                not_judged("needs trace other"),
+            ],
+            0,
+        ),
+        (
+            ["--policy", "fast"],
+            [
+                not_judged("needs policy slow"),
+                not_judged("needs policy slow", {"one": None, "other": None}),
+                MET_OWN,
+                not_judged("needs policy slow"),
+            ],
+            1,
+        ),
+        (
+            ["--policy", "slow", "--trace", "other"],
+            [
+                not_judged("needs policy fast and trace one"),
+                not_judged("needs policy fast and trace one", {"one": None, "other": None}),
+                not_judged("needs policy fast and trace one"),
+                not_judged("needs policy fast and trace one"),
+            ],
+            0,
+        ),
+    ],
+    ids=["all", "one trace", "one policy", "one of each"],
+)
+def test_a_bar_over_traces_is_judged_when_all_that_it_is_of_ran(made_up, tmp_path, argv, expected, met: int) -> None:
+    made_up(bars=over_traces)
+    done = run("--out", str(tmp_path), *argv)
+    assert done.exit_code == 0
+    bars = json.loads((tmp_path / "results.json").read_text())["bars"]
+    assert [(bar["value"], bar["ok"], bar.get("reason")) for bar in bars] == expected
+    assert f"; {met} of 4 bars met{'' if met == 4 else f', {4 - met} not judged'}" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert [reason for _, _, reason in expected if reason and reason not in said] == []
+
+
+def test_what_falls_short_in_a_part_falls_short_in_the_whole(made_up, tmp_path: Path) -> None:
+    made_up(
+        bars=lambda evaluation: [
+            at_most(
+                "each_p95",
+                {trace: evaluation.spread("fast", trace, "e2e_p95_s").median for trace in evaluation.traces},
+                0.1,
+            )
+        ]
+    )
+    done = run("--out", str(tmp_path), "--trace", "one", "--require-bars")
+    assert done.exit_code == 2
+    (bar,) = json.loads((tmp_path / "results.json").read_text())["bars"]
+    assert (bar["ok"], bar["value"]["other"]) == (False, None)
+
+
 def test_a_bar_whose_runs_a_filter_left_out_is_neither_met_nor_missed(made_up, tmp_path: Path) -> None:
     made_up(bars=compared)
     done = run("--out", str(tmp_path), "--policy", "fast", "--require-bars")
     assert done.exit_code == 0, "what was run is met"
     assert "MISS" not in done.stdout
-    assert "not run p95_change" in " ".join(done.stdout.split())
-    assert "--policy left its runs out" in " ".join(done.stdout.split())
-    assert "1 of 2 bars met, 1 not run" in done.stdout
+    assert "not judged p95_change" in " ".join(done.stdout.split())
+    assert "needs policy slow" in " ".join(done.stdout.split())
+    assert "1 of 2 bars met, 1 not judged" in done.stdout
     bars = json.loads((tmp_path / "results.json").read_text())["bars"]
-    left_out = {"name": "p95_change", "value": None, "bar": 0.0, "ok": None, "reason": "--policy left its runs out"}
+    left_out = {"name": "p95_change", "value": None, "bar": 0.0, "ok": None, "reason": "needs policy slow"}
     assert bars[0] == left_out
     assert (bars[1]["ok"], "reason" in bars[1]) == (True, False)
-    assert "– not run" in (tmp_path / "report.html").read_text()
+    assert "– not judged" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +256,7 @@ def test_bars_are_not_met_by_running_none_of_them(made_up, tmp_path: Path) -> No
     made_up(bars=lambda evaluation: compared(evaluation)[:1])
     done = run("--out", str(tmp_path), "--policy", "fast", "--require-bars")
     assert done.exit_code == 2
-    assert "--require-bars: no bar was run; --policy left their runs out" in done.stderr
+    assert "--require-bars: no bar was judged; p95_change needs policy slow" in done.stderr
     assert run("--out", str(tmp_path), "--policy", "fast").exit_code == 0
 
 
@@ -175,6 +265,14 @@ def test_a_figure_that_a_failed_case_took_is_missed_though_others_were_left_out(
     done = run("--out", str(tmp_path), "--policy", "fast")
     assert done.exit_code == 1
     assert "MISS" in done.stdout
+
+
+def test_who_says_whose_runs_its_bar_is_of_is_not_blamed_for_a_case_that_failed(made_up, tmp_path: Path) -> None:
+    made_up(breaking={FAILING: "the sky"}, bars=over_traces)
+    done = run("--out", str(tmp_path), "--policy", "fast")
+    assert done.exit_code == 1
+    bars = json.loads((tmp_path / "results.json").read_text())["bars"]
+    assert [bar["ok"] for bar in bars] == [None, None, True, False]
 
 
 def test_somebody_elses_results_are_refused_before_anything_runs(made_up, tmp_path: Path) -> None:

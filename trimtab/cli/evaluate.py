@@ -65,7 +65,7 @@ def evaluate_command(
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw plots, for the folder and the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     require_bars: Annotated[
-        bool, typer.Option("--require-bars", help="Exit with 2 when a bar is missed, or none was run.")
+        bool, typer.Option("--require-bars", help="Exit with 2 when a bar is missed, or none was judged.")
     ] = False,
     tune_policy: Annotated[
         str, typer.Option("--tune", metavar="POLICY", help="Find this policy's best thresholds on training seeds.")
@@ -76,7 +76,7 @@ def evaluate_command(
 ) -> None:
     """Run a suite: policies × traces × seeds on virtual time; write tables, plots and a report.
 
-    Exit status: 0 when all ran, 1 when a case failed, 2 with --require-bars when a bar is missed or none was run.
+    Exit status: 0 when all ran, 1 when a case failed, 2 with --require-bars when a bar is missed or none was judged.
     """
     if list_suites:
         _list(as_json)
@@ -121,8 +121,8 @@ def evaluate_command(
 
 def _require(finding: Finding) -> None:
     """Ends with status 2 for a missed bar, or where a filter left nothing to require."""
-    if finding.bars and finding.bars_not_run == len(finding.bars):
-        print_error(f"--require-bars: no bar was run; {' and '.join(finding.suite.left_out)} left their runs out")
+    if finding.bars and finding.bars_not_judged == len(finding.bars):
+        print_error(f"--require-bars: no bar was judged; {finding.bars[0].name} {finding.bars[0].reason}")
         raise typer.Exit(2)
     if finding.bars_missed:
         raise typer.Exit(2)

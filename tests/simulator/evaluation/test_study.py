@@ -1,5 +1,6 @@
 """Figures over seeds, against another policy, and what is asked of them."""
 
+import dataclasses
 import math
 import statistics
 
@@ -150,17 +151,34 @@ def test_only_a_bar_that_lacks_nothing_but_figures_can_have_been_left_out(made, 
 
 
 @pytest.mark.parametrize(
-    ("filters", "left_out"),
+    ("filters", "policies", "traces"),
     [
-        ({}, ()),
-        ({"policies": ["slow", "fast"], "traces": ["one", "other"], "seeds": 2}, ()),
-        ({"policies": ["slow"]}, ("--policy",)),
-        ({"traces": ["one"], "policies": ["fast"]}, ("--policy", "--trace")),
+        ({}, (), ()),
+        ({"policies": ["slow", "fast"], "traces": ["one", "other"], "seeds": 2}, (), ()),
+        ({"policies": ["slow"]}, ("fast",), ()),
+        ({"traces": ["one"], "policies": ["fast"]}, ("slow",), ("other",)),
     ],
 )
-def test_a_part_knows_which_filters_took_something_away(filters, left_out):
-    assert suite().only(**filters).left_out == left_out
-    assert suite().only(**filters).only(seeds=1).left_out == left_out
+def test_a_part_knows_what_was_taken_away(filters, policies, traces):
+    part = suite().only(**filters)
+    assert (part.left_out_policies, part.left_out_traces) == (policies, traces)
+    smaller = part.only(seeds=1)
+    assert (smaller.left_out_policies, smaller.left_out_traces) == (policies, traces)
+
+
+def test_a_part_of_a_part_lacks_what_both_took_away():
+    part = suite().only(policies=["fast"]).only(traces=["one"])
+    assert (part.left_out_policies, part.left_out_traces) == (("slow",), ("other",))
+
+
+def test_lost_requests_are_known_when_all_ran_or_some_are_lost():
+    assert evaluation(PAIRS).lost_requests() == 0.0
+    some = {case: value for case, value in PAIRS.items() if case.seed != 3}
+    assert evaluation(some).lost_requests() is None
+    runs = dict(evaluation(some).runs)
+    case = Case("old", "t", 1)
+    runs[case] = summarise_run(case, result(columns([("chat", 0.0, math.nan, math.nan, 2, True)]), case=case), SLOS)
+    assert dataclasses.replace(evaluation(some), runs=runs).lost_requests() == 1.0
 
 
 def test_a_part_of_a_suite():
