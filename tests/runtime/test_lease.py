@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,9 @@ async def test_one_holder_and_the_same_token_while_it_renews(store: Store) -> No
     first, second = Lease(store, NAME, "a"), Lease(store, NAME, "b")
     assert await first.acquire_or_renew() == 1
     assert await second.acquire_or_renew() is None
+    assert second.held_by_other
     assert await first.acquire_or_renew() == 1
+    assert not first.held_by_other
     assert (first.held, second.held) == (True, False)
     assert (first.token, second.token) == (1, None)
 
@@ -98,6 +102,31 @@ async def test_an_answer_slower_than_the_lease_grants_nothing(store: Store) -> N
     lease = Lease(store, NAME, "slow", ttl_s=3.0, monotonic=lambda: next(times))
     assert await lease.acquire_or_renew() is None
     assert not lease.held
+    assert not lease.held_by_other, "it is free, or its own still"
+
+
+async def test_a_renewal_asked_for_before_a_write_was_lost_does_not_keep_that_writes_token(store: Store) -> None:
+    lost: list[str] = ["a write"]
+
+    def register_script(script: str) -> Callable[..., Awaitable[object]]:
+        run = store.redis.register_script(script)
+
+        async def answered(**call: Any) -> object:
+            reply = await run(**call)
+            if lost and lease.held:
+                lost.clear()
+                lease.renew_token()
+            return reply
+
+        return answered
+
+    slow: Any = SimpleNamespace(redis=SimpleNamespace(register_script=register_script))
+    lease = Lease(slow, NAME, "a")
+    assert await lease.acquire_or_renew() == 1
+    assert await lease.acquire_or_renew() == 2
+    assert not lost
+    with pytest.raises(FencedOff):
+        await fenced_write(store, NAME, 1, [("SET", f"t:{{{NAME}}}:x", "late")])
 
 
 async def test_two_leaders_write_in_turns_and_never_over_each_other(store: Store) -> None:

@@ -105,6 +105,7 @@ class Lease:
         self._expires_at = float("-inf")
         self._highest_seen = 0
         self._anew = False
+        self._held_by_other = False
         self._acquire = store.redis.register_script(_ACQUIRE)
         self._release = store.redis.register_script(_RELEASE)
 
@@ -118,20 +119,28 @@ class Lease:
         """The fencing token while the lease is held, else None."""
         return self._token if self.held else None
 
+    @property
+    def held_by_other(self) -> bool:
+        """Whether another held it when the store last answered. One that merely ran out may still be free."""
+        return self._held_by_other
+
     def left_s(self) -> float:
         """Seconds for which the lease is still held; 0 when it is not."""
         return max(0.0, self._expires_at - self._monotonic()) if self._token is not None else 0.0
 
     async def acquire_or_renew(self) -> int | None:
-        """Take the lease when it is free, prolong it when it is ours; the token, or None when another holds it.
+        """Take the lease when it is free, prolong it when it is ours; the token, or None when it is not held.
 
-        Raises ``StoreUnavailable``; ``held`` then stays true until the time granted before is over.
+        That is so while another holds it (``held_by_other``), and when the answer came too late. Raises
+        ``StoreUnavailable``; ``held`` then stays true until the time granted before is over.
         """
-        asked_at = self._monotonic()
-        reply = await self._acquire(
-            keys=[keys.lease(self.name), keys.lease_token(self.name)],
-            args=[self.owner_id, max(1, round(self.ttl_s * 1000)), self._highest_seen, int(self._anew)],
-        )
+        asked_anew = self._anew
+        asked_at, reply = await self._ask(anew=asked_anew)
+        while reply is not None and self._anew and not asked_anew:
+            # A write was lost meanwhile: what was asked for before that prolongs the token that may not be used again.
+            asked_anew = True
+            asked_at, reply = await self._ask(anew=True)
+        self._held_by_other = reply is None
         if reply is None:
             self._drop()
             return None
@@ -143,6 +152,15 @@ class Lease:
         self._expires_at = asked_at + self.ttl_s
         # A reply that took longer than the lease lasts grants nothing.
         return self.token
+
+    async def _ask(self, *, anew: bool) -> tuple[float, object]:
+        """When the store was asked, and its answer."""
+        asked_at = self._monotonic()
+        reply = await self._acquire(
+            keys=[keys.lease(self.name), keys.lease_token(self.name)],
+            args=[self.owner_id, max(1, round(self.ttl_s * 1000)), self._highest_seen, int(anew)],
+        )
+        return asked_at, reply
 
     def renew_token(self) -> None:
         """A write was not answered, and may land at any time: nothing is held until the lease has another token.

@@ -123,6 +123,11 @@ class Controller:
                 self._enter(Mode.FAIL_STATIC)
                 self.kick()
                 raise Unavailable("STORE_UNAVAILABLE", f"the store does not answer: {error}") from error
+            except FencedOff as error:
+                # Ours, not the caller's: passed on, it would be taken for a word about the caller's own token.
+                self._fenced_off(error)
+                self.kick()
+                raise Unavailable("STANDING_BY", "the lease of this actuator was over: nothing was written") from error
             self._publish(new)
         self.kick()
         return result
@@ -155,8 +160,8 @@ class Controller:
         lease = self._parts.lease
         while True:
             try:
-                token = await lease.acquire_or_renew()
-                if token is None and self._mode is not Mode.STANDING_BY:
+                await lease.acquire_or_renew()
+                if lease.held_by_other and self._mode is not Mode.STANDING_BY:
                     await self._step_down()
             except StoreUnavailable as error:
                 log.debug("lease not renewed", error=str(error))
@@ -216,8 +221,8 @@ class Controller:
             self._enter(Mode.FAIL_STATIC)
             return
         except FencedOff as error:
-            log.warning("another actuator writes: standing by", error=str(error))
-            self._leave()
+            self._outcomes = [*outcomes, *self._outcomes]
+            self._fenced_off(error)
             return
         self._finish(result)
 
@@ -292,6 +297,19 @@ class Controller:
         self._mode = mode
         self._parts.metrics.active.set(int(mode is Mode.ACTIVE))
         self._parts.metrics.store_away.set(int(mode is Mode.FAIL_STATIC))
+
+    def _fenced_off(self, error: FencedOff) -> None:
+        """A write came after a newer token, and was not done.
+
+        The newer token may be our own: a process that stood still for longer than its lease has taken it again while
+        the write waited. Then memory is as good as it was, and goes on under the new token.
+        """
+        if error.current_token == self._parts.lease.token:
+            log.warning("the lease ran out while a write waited: going on under its new token", error=str(error))
+            self._enter(Mode.FAIL_STATIC)
+            return
+        log.warning("another actuator writes: standing by", error=str(error))
+        self._leave()
 
     async def _step_down(self) -> None:
         async with self._lock:
