@@ -165,11 +165,13 @@ class Fleet:
             return Sight(
                 as_of_s=self.now_s, healthy=False, misses=self.misses.get(name, 0) + 1, refused=not server.silent
             )
+        # It stops its scheduler first, and gives its memory up last.
+        falling_asleep = server.moving is ActionKind.SLEEP and not server.asleep
         return Sight(
             as_of_s=self.now_s,
             healthy=True,
-            sleeping=server.asleep or server.paused,
-            paused=server.paused,
+            sleeping=server.asleep or server.paused or falling_asleep,
+            paused=server.paused or falling_asleep,
             in_flight=0 if server.asleep else len(server.requests),
             waiting=server.waiting,
             kv_usage=server.kv_usage,

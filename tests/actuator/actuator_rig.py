@@ -230,6 +230,8 @@ class Rig:
         """A new process on the stored records."""
         if self.memory is None:
             self.memory = resume(self.stored, now_s=self.now_s, limits=LIMITS)
+            # It has looks of its own only.
+            self._looks.clear()
             for gateway, after in zip(self.gateways.values(), cycle(self.reconnects_after), strict=False):
                 gateway.cut_off = max(gateway.cut_off, after)
 

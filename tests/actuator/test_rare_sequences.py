@@ -358,6 +358,35 @@ def test_a_server_that_could_not_be_read_is_not_shown_unproved() -> None:
         assert state.replicas["a-0"].life_cycle is expected, error
 
 
+def test_a_server_that_falls_asleep_while_the_records_are_lost_is_not_taken_for_serving() -> None:
+    rig = up()
+    rig.servers["a-0"].slow_sleep_s = 5.0
+    rig.apply(2, OVERLAY, ["b-0", "a-1"])
+    until_asked(rig, "a-0", ActionKind.SLEEP)
+    rig.traffic = ("a",)
+    rig.crash()
+    rig.stored = State()
+    rig.restart()
+    rig.run(1.0)
+    assert rig.life_cycles()["a-0"] == "unknown"
+    rig.apply(1, OVERLAY, ["a-1", "b-0"])
+    rig.run(60.0)
+    assert rig.broken == [], "no request was sent there"
+    assert rig.life_cycles() == {"a-0": "sleeping", "a-1": "active", "b-0": "active", "b-1": "sleeping"}
+
+
+@pytest.mark.parametrize(("paused", "expected"), [(True, LifeCycle.UNKNOWN), (False, LifeCycle.ACTIVE)])
+def test_a_paused_server_without_a_record_is_left_alone(paused: bool, expected: LifeCycle) -> None:
+    """Woken while it falls asleep to level 2, it would answer without its weights."""
+    rig = Rig()
+    listed = Listed(spec=OVERLAY[0], address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
+    sight = Sight(as_of_s=rig.now_s, healthy=True, sleeping=paused, paused=paused)
+    world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, sights={"a-0": sight})
+    after = tick(State(), world, [], now_s=rig.now_s, limits=LIMITS)
+    assert after.state.replicas["a-0"].life_cycle is expected
+    assert after.actions == ()
+
+
 def lose_the_records_while_it_waits(rig: Rig, replica: str, overlay: list) -> None:
     """`replica` starts anew on a taken GPU, then actuator and records are lost; b-1 is to take over from a-1."""
     rig.restart_server(replica)

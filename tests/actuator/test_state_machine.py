@@ -11,12 +11,13 @@ in the state that was asked for.
 
 import os
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from actuator_fleet_model import Request, Server
-from actuator_rig import MAX_LOOK_LAG, STEP_S, Rig, spec
+from actuator_rig import LIMITS, MAX_LOOK_LAG, STEP_S, Rig, spec
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -33,7 +34,7 @@ FAULTS = ["silent", "wake_refused", "sleep_refused", "no_token", "paused", "slow
 EXAMPLES = int(os.environ.get("TRIMTAB_TEST_EXAMPLES", "60"))
 
 # A cluster after each bring-up, to begin with a copy of it.
-BROUGHT_UP: dict[tuple[tuple[str, ...], int, float], Rig] = {}
+BROUGHT_UP: dict[tuple[tuple[str, ...], int, float, bool], Rig] = {}
 
 gateways = st.sampled_from(GATEWAYS)
 names = st.sampled_from(NAMES)
@@ -54,15 +55,17 @@ class ClusterMachine(RuleBasedStateMachine):
         self.revision = 0
         self.token = 1
         self.sleep_level = 1
+        self.prewarm = False
 
     @initialize(
         start=st.sampled_from(AWAKE_SETS[:3]),
         sleep_level=st.sampled_from([1, 2]),
         seconds=st.sampled_from([5.0, 60.0, 60.0]),
+        prewarm=st.booleans(),
     )
-    def bring_up(self, start: list[str], sleep_level: int, seconds: float) -> None:
-        self.revision, self.sleep_level = 1, sleep_level
-        key = (tuple(start), sleep_level, seconds)
+    def bring_up(self, start: list[str], sleep_level: int, seconds: float, prewarm: bool) -> None:
+        self.revision, self.sleep_level, self.prewarm = 1, sleep_level, prewarm
+        key = (tuple(start), sleep_level, seconds, prewarm)
         if key not in BROUGHT_UP:
             self.apply_state(start)
             self.rig.run(seconds)
@@ -73,7 +76,8 @@ class ClusterMachine(RuleBasedStateMachine):
         """Without those that the overlay does not have."""
         names = {item.replica for item in self.overlay}
         awake = [name for name in awake if name in names]
-        self.rig.apply(self.revision, self.overlay, awake, token=self.token, sleep_level=self.sleep_level, **fields)
+        fields = {"sleep_level": self.sleep_level, "prewarm": self.prewarm, **fields}
+        self.rig.apply(self.revision, self.overlay, awake, token=self.token, **fields)
 
     @property
     def alive(self) -> bool:
@@ -182,6 +186,82 @@ class ClusterMachine(RuleBasedStateMachine):
         self.swap(pair)
         self.rig.until_idle(20.0)
 
+    # A cold replica is warmed up, and something comes in between
+
+    @precondition(lambda self: self.alive and self.prewarm)
+    @rule(
+        pair=pairs,
+        how=st.sampled_from(["restarts when it can", "vanishes", "ends"]),
+        rounds=st.integers(0, 40),
+        what=st.sampled_from(["actuator", "store", "both", "a newer state", "a floor", "switched off", "cancelled"]),
+        actions=st.sampled_from([-1, 0, 1]),
+        awake=st.sampled_from(AWAKE_SETS),
+    )
+    def warm_up_until_somebody_decides_or_dies(
+        self, pair: int, how: str, rounds: int, what: str, actions: int, awake: list[str]
+    ) -> None:
+        both = {"awake": ["a-0", "a-1"], "decision_id": self.cool_down(pair, how)}
+        happens = {
+            "actuator": lambda: self.die(actions, 1.0),
+            "store": lambda: self.lose_store(landed=actions == 0, away_s=1.0),
+            "both": lambda: (self.lose_store(landed=actions == 0, away_s=1.0), self.die(actions, 0.0)),
+            "a newer state": lambda: self.apply_next(awake=awake),
+            "a floor": lambda: self.apply_next(floors=(replace(FLOOR[0], min_replicas=self.of_a()),), **both),
+            "switched off": lambda: self.apply_next(prewarm=False, **both),
+            "cancelled": self.cancel_newest,
+        }
+        self.rig.later(rounds * STEP_S, happens[what])
+        self.rig.until_idle(40.0)
+
+    @precondition(lambda self: self.alive and self.prewarm)
+    @rule(
+        pair=pairs,
+        how=st.sampled_from(["restarts when it can", "vanishes", "ends"]),
+        rounds=st.integers(0, 40),
+        whose=st.sampled_from(["a", "b"]),
+        fault=st.sampled_from([*FAULTS, "restarts", "restarts when it can", "vanishes", "ends"]),
+        seconds=st.sampled_from([2.0, 8.0]),
+    )
+    def warm_up_while_a_server_misbehaves(
+        self, pair: int, how: str, rounds: int, whose: str, fault: str, seconds: float
+    ) -> None:
+        self.cool_down(pair, how)
+        name = f"{whose}-{pair}"
+        fails = self.server_fails if fault in FAULTS else self.lose
+        self.rig.later(rounds * STEP_S, lambda: fails(name, fault, seconds))
+        self.rig.until_idle(40.0)
+
+    @precondition(lambda self: self.alive and self.prewarm)
+    @rule(
+        pair=pairs,
+        rounds=st.integers(0, 40),
+        gateway=gateways,
+        fault=st.sampled_from(["slow", "stands still", "dies", "cut off"]),
+    )
+    def warm_up_while_a_gateway_misbehaves(self, pair: int, rounds: int, gateway: str, fault: str) -> None:
+        self.cool_down(pair, "vanishes")
+        self.rig.later(rounds * STEP_S, lambda: self.gateway_fails(gateway, fault, 30.0))
+        self.rig.until_idle(40.0)
+
+    def cool_down(self, pair: int, how: str) -> str:
+        """b-0 or b-1 loses its process beside a server that serves, until it could be warmed up; a decision."""
+        self.apply_next(awake=["a-0", "a-1"])
+        decision_id = f"d-{self.revision}"
+        self.rig.until_idle(20.0)
+        if self.alive:
+            self.lose(f"b-{pair}", how)
+        self.rig.run(LIMITS.prewarm_after_s + 1.0)
+        return decision_id
+
+    def of_a(self) -> int:
+        return sum(item.service == "a" for item in self.overlay)
+
+    def apply_next(self, *, awake: list[str], **fields: Any) -> None:
+        """The next state, if somebody is there to take it."""
+        if self.alive:
+            self.revision += 1
+            self.apply_state(awake, **fields)
+
     def cancel_newest(self) -> None:
         if self.alive:
             self.cancel(newest=True)
@@ -260,10 +340,9 @@ class ClusterMachine(RuleBasedStateMachine):
     def store_comes_back_empty(self, crashes: bool) -> None:
         """Whoever runs on writes everything anew; a new process finds the servers, and is told the state again.
 
-        What is awake is taken for serving. A server that falls asleep at that moment is known to nobody any more, and
-        shown until it is found asleep; so is one that somebody woke without its weights.
+        What is awake is taken for serving, also one that somebody else woke without its weights: no server says that.
         """
-        unknown = [s for s in self.rig.servers.values() if s.moving is not None or not (s.asleep or s.has_weights)]
+        unknown = [s for s in self.rig.servers.values() if not (s.asleep or s.has_weights)]
         if not crashes or unknown:
             self.rig.stored = self.rig.memory
             return
@@ -297,6 +376,13 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(name=names, how=st.sampled_from(["restarts", "restarts when it can", "vanishes", "ends"]), all_=st.booleans())
     def server_is_lost(self, name: str, how: str, all_: bool) -> None:
+        if how == "restarts when it can" and all_:
+            self.rig.restart_fleet()
+        else:
+            self.lose(name, how)
+
+    def lose(self, name: str, how: str, _: float = 0.0) -> None:
+        """Its process ends, and starts again or does not."""
         if name not in self.rig.servers:
             return
         if how == "restarts":
@@ -305,8 +391,6 @@ class ClusterMachine(RuleBasedStateMachine):
             del self.rig.servers[name]
         elif how == "ends":
             self.rig.servers[name].exited = True
-        elif all_:
-            self.rig.restart_fleet()
         else:
             self.rig.restart_server(name)
 

@@ -109,6 +109,9 @@ def _adopt(d: Draft, listed: Listed) -> None:
             d.move(replica, found, sight.error or "does not answer")
     elif sight is not None and sight.healthy and sight.sleeping and not sight.paused:
         fall_asleep(d, replica, "found asleep")
+    elif sight is not None and sight.healthy and sight.paused:
+        # It may be falling asleep: it stops its scheduler first, and gives its memory up last.
+        d.move(replica, LifeCycle.UNKNOWN, "paused by another hand, or falling asleep")
     elif sight is not None and sight.healthy and _was_serving(d, listed, sight):
         d.keep(holds.lift(d.move(replica, LifeCycle.ACTIVE), HoldOwner.START_UP))
 
