@@ -7,7 +7,7 @@ import errno
 import os
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc
 import structlog
@@ -48,7 +48,11 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     channels = [channel(address, tls=tls) for address in settings.actuators.values()]
     catalogue = Catalogue(dispatcher.router, clusters=len(settings.clusters), max_waiting=settings.max_held_per_service)
     store = Store(settings.store_url) if settings.registry else None
-    links = _links(settings, dispatcher, metrics, channels, store, on_first_set=catalogue.one_more)
+    routes = {
+        cluster: ClusterRoutes(cluster, dispatcher, metrics, gateway=settings.name, on_first_set=catalogue.one_more)
+        for cluster in settings.clusters
+    }
+    links = _links(settings, routes, metrics, channels, store)
     collector = channel(settings.collector, tls=tls)
     demand = DemandTally(time.monotonic())
     ended = asyncio.Event()
@@ -62,6 +66,7 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
             metrics=metrics,
             registry=context.registry,
             catalogue=catalogue,
+            standings=lambda: [routes[cluster].standing for cluster in settings.clusters],
             settle_timeout_s=settings.max_hold_s,
         )
         inner = ServiceContext(context.name, stopping=ended, registry=context.registry)
@@ -88,18 +93,12 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
 
 def _links(
     settings: GatewaySettings,
-    dispatcher: Dispatcher,
+    routes: Mapping[str, ClusterRoutes],
     metrics: GatewayMetrics,
     channels: Sequence[grpc.aio.Channel],
     store: Store | None,
-    *,
-    on_first_set: Callable[[], None],
 ) -> list[ActuatorLink | RegistryLink]:
     """Every way to every cluster."""
-    routes = {
-        cluster: ClusterRoutes(cluster, dispatcher, metrics, gateway=settings.name, on_first_set=on_first_set)
-        for cluster in settings.clusters
-    }
     links: list[ActuatorLink | RegistryLink] = [
         ActuatorLink(
             address,

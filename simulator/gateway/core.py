@@ -216,6 +216,10 @@ class Router:
         """Every endpoint in every state, by cluster and replica."""
         return tuple(self._endpoints.values())
 
+    def named_by(self, cluster: str) -> frozenset[str] | None:
+        """Services that the cluster's set names, with a replica or without; None while it is not trusted."""
+        return None if cluster in self._distrusted else self._listed.get(cluster, frozenset())
+
     def resolve(self, model: str) -> str | None:
         """The service behind a request's `model`: a service's name, or the name of a model it serves."""
         return self._names.get(model)

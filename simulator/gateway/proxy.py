@@ -1,9 +1,10 @@
-"""The HTTP surface: /v1/completions, /v1/chat/completions, /v1/models, /healthz, /metrics."""
+"""The HTTP surface: /v1/completions, /v1/chat/completions, /v1/models, /healthz, /readyz, /metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from simulator.gateway.dispatch import Dispatcher, NoReplica
 from simulator.gateway.exchange import RETRY_AFTER_S, Exchange
 from simulator.gateway.metrics import GatewayMetrics
 from simulator.gateway.openai import BadRequest, JsonObject, Kind, encode, error_body, parse_request
+from simulator.gateway.readiness import Standing, readiness
 from simulator.gateway.upstream import Upstream
 
 
@@ -69,6 +71,7 @@ class Proxy:
         metrics: GatewayMetrics,
         registry: CollectorRegistry,
         catalogue: Catalogue,
+        standings: Callable[[], Sequence[Standing]],
         settle_timeout_s: float,
     ) -> None:
         self._dispatcher = dispatcher
@@ -77,6 +80,7 @@ class Proxy:
         self._metrics = metrics
         self._registry = registry
         self._catalogue = catalogue
+        self._standings = standings
         self._settle_timeout_s = settle_timeout_s
         self._started_unix_s = int(time.time())
         self._active: set[asyncio.Task[object]] = set()
@@ -97,6 +101,7 @@ class Proxy:
             application.router.add_post(kind.value, self._generate)
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/readyz", self._readyz)
         application.router.add_get("/metrics", self._metrics_page)
         return application
 
@@ -154,6 +159,10 @@ class Proxy:
         if self.stopping:
             return web.Response(status=503, text="stopping\n")
         return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        ready, said = readiness(self._standings(), stopping=self.stopping)
+        return web.Response(status=200 if ready else 503, text=said)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))

@@ -19,6 +19,7 @@ import structlog
 from simulator.gateway.core import Endpoint, EndpointState, Role
 from simulator.gateway.dispatch import Dispatcher
 from simulator.gateway.metrics import GatewayMetrics
+from simulator.gateway.readiness import Standing
 from simulator.gateway.succession import Succession
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
@@ -155,6 +156,17 @@ class ClusterRoutes:
             log.warning("endpoint set is stale, routing by it all the same", cluster=self.cluster, why=why)
         else:
             log.info("endpoint set is current again", cluster=self.cluster)
+
+    @property
+    def standing(self) -> Standing:
+        """What there is to route by, and who stands behind it."""
+        return Standing(
+            cluster=self.cluster,
+            revision=self.revision,
+            services=self._dispatcher.router.named_by(self.cluster),
+            quiet=dict(self._quiet),
+            stale=len(self._quiet) == len(self._listeners),
+        )
 
     # What this gateway says
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field, model_validator
 
 from trimtab.config.settings import Address, Name, ServiceSettings
@@ -14,7 +16,8 @@ class GatewaySettings(ServiceSettings):
     metrics_listen: Address = Field("127.0.0.1:9080", description="address of /metrics; the HTTP address has it too")
     name: Name = Field("gateway-0", description="unique per gateway; a restart under it takes over its lease")
     actuators: dict[Name, Address] = Field(
-        {"local": "127.0.0.1:7004"}, description="gRPC address of each cluster's actuator, to follow its stream"
+        {"local": "127.0.0.1:7004"},
+        description="gRPC address of each cluster's actuator, to follow its stream; none when only registry is given",
     )
     registry: list[Name] = Field(
         [], description="clusters to follow by the registry in the store (store_url), beside the stream or without it"
@@ -31,6 +34,13 @@ class GatewaySettings(ServiceSettings):
     )
     demand_s: float = Field(1.0, gt=0, le=10, description="pause between two demand reports")
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest request body")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_the_registry_alone(cls, given: object) -> object:
+        """The default actuator is there for who names no cluster at all."""
+        alone = isinstance(given, Mapping) and given.get("registry") and "actuators" not in given
+        return {**given, "actuators": {}} if isinstance(given, Mapping) and alone else given
 
     @model_validator(mode="after")
     def _check_clusters(self) -> GatewaySettings:
