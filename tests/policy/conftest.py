@@ -44,6 +44,8 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         self.highest_token = 0
         self.revision = 1000
         self.behaviour = "succeed"
+        # What a look says now, where the watch has told of another count: by replica.
+        self.in_flight: dict[str, int] = {}
         self.mute = False
         self.changed = asyncio.Event()
         self.stopping = asyncio.Event()
@@ -99,7 +101,10 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
             yield message
 
     async def ListReplicas(self, request, context):
-        return actuator_pb2.ListReplicasResponse(replicas=self.replicas.values(), revision=self.revision)
+        found = [actuator_pb2.Replica.FromString(one.SerializeToString()) for one in self.replicas.values()]
+        for one in found:
+            one.in_flight = self.in_flight.get(one.replica, one.in_flight)
+        return actuator_pb2.ListReplicasResponse(replicas=found, revision=self.revision)
 
     async def GetOperation(self, request, context):
         if request.operation_id not in self.operations:

@@ -108,6 +108,25 @@ async def test_a_pool_is_born_and_a_starving_member_is_rescued(fake_actuator, st
     assert sample("trimtab_policy_decisions_total", {"kind": "transition", "rule": "rescue_critical"}) >= 1
 
 
+@pytest.mark.parametrize(("busy", "released"), [("code-node-0-2", "code-node-0-3"), ("code-node-0-3", "code-node-0-2")])
+async def test_the_replica_with_the_fewest_requests_is_released_by_counts_of_now(
+    busy, released, fake_actuator, start_engine, windows
+):
+    """The watch says that both have none, as when they woke; the actuator's newest look says otherwise."""
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
+    await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
+    fake_actuator.in_flight = {busy: 7}
+    await windows.demand("chat", 0)
+    await windows.demand("code", 0)
+    await windows.write("chat", ["chat-node-0-0", "chat-node-0-1"], decode_tps=300, running=40, waiting=30)
+    await windows.write("code", ["code-node-0-2", "code-node-0-3"], decode_tps=10, running=0.1)
+    record = (await settled(engine))[0]
+    assert [change.replica for change in record.transition.releases] == [released]
+    explained = await engine.stub.ExplainDecision(policy_pb2.ExplainDecisionRequest(decision_id=record.decision_id))
+    assert explained.replay_matches, "\n".join(explained.lines)
+
+
 @pytest.mark.parametrize("behaviour", ["roll_back", "fail"])
 async def test_case_14_a_failed_transition_is_settled_and_not_retried_at_once(
     behaviour, fake_actuator, start_engine, windows

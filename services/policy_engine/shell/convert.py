@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.overlay import OverlayReplica
@@ -45,6 +46,11 @@ def replica_facts(
 
 def _as_yielding(shown: LifeCycle) -> LifeCycle:
     return LifeCycle.FAILED if shown in (LifeCycle.STARTING, LifeCycle.TERMINATING) else shown
+
+
+def with_in_flight(facts: Iterable[ReplicaFacts], counts: Mapping[str, int | None]) -> tuple[ReplicaFacts, ...]:
+    """The same with newer counts of requests; a replica without one keeps its own."""
+    return tuple(replace(item, in_flight=counts.get(item.replica, item.in_flight)) for item in facts)
 
 
 def overlay_to_proto(overlay: Iterable[OverlayReplica]) -> list[actuator_pb2.OverlayReplica]:

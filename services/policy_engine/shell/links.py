@@ -13,6 +13,7 @@ import structlog
 
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.rpc.clients import ClientTls, channel
+from trimtab.rpc.errors import describe
 from trimtab.rpc.watch import follow
 
 log = structlog.get_logger(__name__)
@@ -26,6 +27,8 @@ FINISHED = frozenset(
     }
 )
 MAX_OPERATIONS = 512
+# A decision does not wait longer for counts that only choose between plans.
+COUNT_TIMEOUT_S = 1.0
 
 
 class ActuatorLink:
@@ -77,6 +80,26 @@ class ActuatorLink:
         """Operations under way on a pool, by id."""
         found = [item for item in self.operations.values() if item.subject == subject and item.state not in FINISHED]
         return sorted(found, key=lambda operation: operation.operation_id)
+
+    async def in_flight(self, pool: str) -> dict[str, int | None]:
+        """Requests in each of the pool's servers, as the actuator last saw them; empty when it does not answer.
+
+        A watch tells a count only when something else of a replica changes, which may be long ago.
+        """
+        found: dict[str, int | None] = {}
+        page_token = ""
+        try:
+            while True:
+                request = actuator_pb2.ListReplicasRequest(pool=pool, page_size=1000, page_token=page_token)
+                page = await self.stub.ListReplicas(request, timeout=COUNT_TIMEOUT_S)
+                for item in page.replicas:
+                    found[item.replica] = item.in_flight if item.HasField("in_flight") else None
+                page_token = page.next_page_token
+                if not page_token:
+                    return found
+        except grpc.aio.AioRpcError as error:
+            log.warning("requests in flight are those last told", pool=pool, error=describe(error))
+            return {}
 
     def take_operation(self, operation: actuator_pb2.Operation) -> None:
         """An operation as an answer or a watch told it; an older word never replaces a newer one."""

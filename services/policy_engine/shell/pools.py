@@ -6,7 +6,7 @@ acknowledged that revision, after its restarts and by new leaders too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -14,7 +14,7 @@ from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, make_overlay, renamed
 from policy_engine.core.pool import PoolInput, PoolResult, PoolState, decide_pool
 from policy_engine.core.vocabulary import MemberKey
-from policy_engine.shell.convert import overlay_from_proto, replica_facts
+from policy_engine.shell.convert import overlay_from_proto, replica_facts, with_in_flight
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, desired_command, pool_state_command
 from policy_engine.shell.poolstate import awake_in_cluster, desired_state, residents, same_wish
@@ -39,6 +39,12 @@ class PoolReport:
     desired: actuator_pb2.PoolState | None
     holding: str
     operation_id: str = ""
+
+
+def _releases(result: PoolResult) -> bool:
+    """Whether capacity is to be taken from somebody."""
+    transition = result.draft.transition if result.draft is not None else None
+    return transition is not None and bool(transition.releases)
 
 
 @dataclass
@@ -80,6 +86,10 @@ class PoolRunner:
             desired = memory.desired[pool.name]
         given = self.gather(pool, policies, turn, memory, desired, unreachable)
         result = decide_pool(given)
+        if turn.token is not None and link is not None and link.reachable and _releases(result):
+            # Who has the fewest requests in flight is asked when it matters.
+            given = replace(given, replicas=with_in_flight(given.replicas, await link.in_flight(pool.name)))
+            result = decide_pool(given)
         holding = self.publisher.refusal(desired) or result.holding
         operations = ", ".join(item.operation for item in given.operations)
         self.reports[pool.name] = PoolReport(pool, result, desired, holding, operations)
