@@ -55,6 +55,8 @@ class ActuatorPace:
     """Until the gateway has applied an endpoint set and said so."""
     answer_s: float = 0.0
     """What a sleep, a wake and a canary token take beside the server's own time: the call, and a look at its end."""
+    again_s: float | None = None
+    """Until one more look after an acknowledgement or the end of an action; None where the next one has to do."""
 
 
 class VirtualActuator:
@@ -127,6 +129,11 @@ class VirtualActuator:
 
         self.servers.clock.call_at(at_s, call)
 
+    def _look_again(self) -> None:
+        """What waits for a look from after this moment need not wait for the next one."""
+        if self._pace.again_s is not None:
+            self.servers.clock.call_at(self._now_s + self._pace.again_s, lambda _: self._step())
+
     def _step(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
         before = self.state
@@ -167,6 +174,7 @@ class VirtualActuator:
         ]
         self.gateway.apply(revision, endpoints, now_s)
         self.kick()
+        self._look_again()
 
     def _with_gateway(self) -> State:
         left = self.gateway.left_behind()
@@ -260,6 +268,7 @@ class VirtualActuator:
         self._busy.discard(outcome.replica)
         self._outcomes.append(outcome)
         self.kick()
+        self._look_again()
 
 
 def pool_request(

@@ -4,8 +4,8 @@ Readings are worked, windows closed, roles summed and merged by the code that pr
 the store are left out. Whoever drives it says when: one `scrape` every `interval_s` with the readings of all servers,
 sleepers included, one `report` of the front door, and `signals` for the newest window.
 
-A window ends at the newest scrape and is as long as a live collector's. Sleepers count as little as they do there, and
-a server counts for rates from its second reading after it woke.
+A window ends at the newest scrape, or so long after it as the caller says, and is as long as a live collector's.
+Sleepers count as little as they do there, and a server counts for rates from its second reading after it woke.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class VirtualCollector:
         self._targets: dict[str, tuple[MemberKey, Target]] = {}
         self._roster: tuple[frozenset[tuple[MemberKey, str]], Roster] | None = None
         self._demand = DemandBoard()
-        self._scraped_s: float | None = None
+        self._ends_s: tuple[float, ...] = ()
+        """Of the newest windows, two at most: the newest may end a little later than now."""
 
     def add(self, replica: str, service: str, role: Role, gpus: int) -> None:
         """A server that is scraped from now on. Raises ValueError when the name is taken."""
@@ -88,11 +89,14 @@ class VirtualCollector:
         self._table.remove(replica)
         self._roster = None
 
-    def scrape(self, now_s: float, readings: Mapping[str, Reading]) -> None:
-        """One round: the readings of this moment; a server that gave none is left out of `readings`."""
+    def scrape(self, now_s: float, readings: Mapping[str, Reading], *, end_s: float | None = None) -> None:
+        """One round: the readings of this moment; a server that gave none is left out of `readings`.
+
+        `end_s` is the end of the window that they are the newest of, if it is later than now.
+        """
         for replica, reading in readings.items():
             self._table.put(replica, reading, at_s=now_s)
-        self._scraped_s = now_s
+        self._ends_s = (*self._ends_s[-1:], now_s if end_s is None else end_s)
 
     def report(
         self, now_s: float, service: str, *, arrivals: int, prompt_tokens: int, output_tokens: int, held: int
@@ -111,11 +115,11 @@ class VirtualCollector:
     def signals(self, now_s: float, routable: Mapping[MemberKey, Collection[str]]) -> Observed:
         """The newest window of every member of `routable`, whose values are the replicas that count.
 
-        They are also the m of "n of m". The window ends at the last scrape at or before `now_s`; there is nothing
-        before the first one.
+        They are also the m of "n of m". It is the last window of those scraped for that ends at or before `now_s`;
+        there is nothing before the first one's end.
         """
-        end_s = self._scraped_s
-        if end_s is None or now_s < end_s:
+        end_s = max((one for one in self._ends_s if one <= now_s), default=None)
+        if end_s is None:
             return {}, {}
         window = Window(start_s=end_s - self._length_s, end_s=end_s)
         roles = self._roles(window, routable)

@@ -7,7 +7,7 @@ out, the gateway's core routes. Everything is a function of the arguments: equal
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from actuator.core.model import Limits, OperationKind, OperationState, StepKind
 from actuator.core.world import Node
@@ -42,6 +42,22 @@ _COUNTED = {StepKind.WAKE: "wakes", StepKind.RELEASE: "releases"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPace:
+    """How far from the end of a window things are done that are done at its end by default, as between processes."""
+
+    scrape_s: float = 0.0
+    """So long before it servers are read."""
+    report_s: float = 0.0
+    """So long before it gateways say what arrived; not longer than `scrape_s`."""
+    turn_s: float = 0.0
+    """So long after it the controller has its turn."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.report_s <= self.scrape_s or self.turn_s < 0:
+            raise ValueError(f"{self}: scrape_s is at least report_s, and nothing is negative")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSetup:
     """A pool and everything that is true of it whoever decides. `profiles` has one for each member's `profile` name."""
 
@@ -56,6 +72,7 @@ class PoolSetup:
     scrape_s: float = 1.0
     limits: Limits = dataclasses.field(default_factory=Limits)
     pace: ActuatorPace = dataclasses.field(default_factory=ActuatorPace)
+    window_pace: WindowPace = dataclasses.field(default_factory=WindowPace)
     timeline_s: float = 5.0
 
     def with_awake(self, counts: Mapping[str, int]) -> PoolSetup:
@@ -121,7 +138,7 @@ class PoolRun:
         clock = self.servers.clock
         self.actuator.start()
         self.desk.publish(self.desk.awake)
-        clock.call_at(self.setup.scrape_s, self._beat)
+        self._then(self.setup.scrape_s - self.setup.window_pace.scrape_s, self._read)
         clock.run_before(START_S)
         self.serving.serve(requests, start_s=START_S, duration_s=duration_s)
         self.energy_kwh = self.servers.energy_kwh(duration_s)
@@ -149,12 +166,23 @@ class PoolRun:
             },
         )
 
-    def _beat(self, now_s: float) -> None:
-        """One scrape, and the controller's turn after it."""
-        self.serving.look(now_s, windows=self.controller.reads_windows, sleepers=True)
-        self._turn(now_s)
+    def _read(self, now_s: float) -> None:
+        """One scrape; the gateway's report and the controller's turn on the window follow."""
+        pace = self.setup.window_pace
+        end_s = now_s + pace.scrape_s
+        self.serving.read(now_s, windows=self.controller.reads_windows, sleepers=True, end_s=end_s)
+        self._then(end_s - pace.report_s, self.serving.hear)
+        self._then(end_s + pace.turn_s, self._turn)
         if self.serving.goes_on(now_s):
-            self.servers.clock.call_at(now_s + self.setup.scrape_s, self._beat)
+            self.servers.clock.call_at(now_s + self.setup.scrape_s, self._read)
+
+    def _then(self, at_s: float, call: Callable[[float], None]) -> None:
+        """At once where that is now."""
+        now_s = self.servers.clock.now_s
+        if at_s <= now_s:
+            call(now_s)
+        else:
+            self.servers.clock.call_at(at_s, call)
 
     def _early(self) -> None:
         """An operation has ended, which frees its pool: the controller need not wait for its next beat."""

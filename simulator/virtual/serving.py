@@ -65,9 +65,15 @@ class Serving:
         return now_s < self.until_s or self.gateway.open_requests > 0
 
     def look(self, now_s: float, *, windows: bool, sleepers: bool) -> None:
-        """One scrape: engines brought up to now, pages for the collector where `windows` are read, samples, demand.
+        """One scrape and one report of the front door, at the end of the window that they are for."""
+        self.read(now_s, windows=windows, sleepers=sleepers)
+        self.hear(now_s)
+
+    def read(self, now_s: float, *, windows: bool, sleepers: bool, end_s: float | None = None) -> None:
+        """One scrape: engines brought up to now, pages for the collector where `windows` are read, samples.
 
         `sleepers`: a server that is not awake shows what it has counted, as one asleep does; else it has no page.
+        `end_s` is the end of the window that it is for, if it is later than now.
         """
         by_name = self.servers.by_name
         for server in by_name.values():
@@ -75,8 +81,11 @@ class Serving:
             server.recorder.asleep = not server.awake
         if windows:
             readings = {name: one.recorder.reading(now_s) for name, one in by_name.items() if sleepers or one.awake}
-            self.collector.scrape(now_s, readings)
+            self.collector.scrape(now_s, readings, end_s=end_s)
         self.samples = self._sampler.take(self.servers, now_s)
+
+    def hear(self, now_s: float) -> None:
+        """What arrived at the gateway since this was last called, for the collector and the services' traffic."""
         for item in self.gateway.demand():
             self.tallies[item.service].add(item)
             self.collector.report(

@@ -316,6 +316,26 @@ def test_the_front_door_tells_rates_and_its_last_word_of_what_is_held() -> None:
     assert (silent.held.value, silent.held.quality) == (None, Quality.MISSING)
 
 
+def test_a_window_that_ends_after_its_scrape_is_not_shown_before_its_end() -> None:
+    """Between scrape and end the window before it is the newest; what came after its end is not in it."""
+    collector = VirtualCollector()
+    collector.add("chat-0", "chat", Role.COLOCATED, 1)
+
+    def at(now_s: float) -> tuple[float | None, float | None] | None:
+        view = collector.signals(now_s, {CHAT: ["chat-0"]})[0].get(CHAT)
+        return None if view is None else (view.window_end_s, view.decode_tps.value)
+
+    for second in range(1, 9):
+        collector.scrape(
+            second - 0.2, {"chat-0": reading(running=1.0, decoded=10.0 * second * second)}, end_s=float(second)
+        )
+        seen = at(second - 0.1)
+        assert seen is None if second == 1 else seen is not None and seen[0] == second - 1.0
+    # From 6 s on a window has a scrape before its start: 10 · (n² - (n - 5)²) tokens in 5 s.
+    assert at(7.9) == (7.0, pytest.approx(90.0)) == at(7.9)
+    assert at(8.0) == at(8.9) == (8.0, pytest.approx(110.0))
+
+
 def test_nothing_is_known_before_the_first_scrape_nor_of_a_server_that_left() -> None:
     collector = VirtualCollector()
     assert collector.signals(1.0, {CHAT: ["chat-0"]}) == ({}, {})

@@ -15,10 +15,11 @@ from simulator.core.memory import OutOfMemory
 from simulator.offline.fleet import colocated
 from simulator.offline.outputs import GPU_POWER
 from simulator.profiles import packaged_profiles
+from simulator.traces.model import TraceRequest
 from simulator.virtual.actuation import ActuatorPace
-from simulator.virtual.control import ShareController
+from simulator.virtual.control import PoolDesk, PoolLook, ShareController
 from simulator.virtual.counts import CountController
-from simulator.virtual.pool_run import PoolRun, PoolSetup, run_pool
+from simulator.virtual.pool_run import START_S, PoolRun, PoolSetup, WindowPace, run_pool
 from simulator.virtual.result import RunResult
 from simulator.virtual.servers import ServerState
 from tests.simulator.virtual.pools import MODELS, pool_setup, stepped_trace
@@ -240,6 +241,57 @@ def test_each_action_takes_longer_by_what_its_answer_takes() -> None:
     # A sleep; and, for a wake that waits for another's sleep, that, the wake itself and a canary token.
     assert took_s[StepKind.RELEASE][1] - took_s[StepKind.RELEASE][0] == pytest.approx(0.5, abs=0.05)
     assert took_s[StepKind.WAKE][1] - took_s[StepKind.WAKE][0] == pytest.approx(1.5, abs=0.05)
+
+
+def test_a_look_at_once_spares_a_transition_the_wait_for_the_next_one() -> None:
+    """Then it takes its drain, the profile's sleep and wake, and a few hundredths of a second for the calls."""
+    trace = stepped_trace(seed=1, duration_s=30.0, small_rps=0.01, large_rps=(1.0, 1.0))
+    took_s: dict[float | None, float] = {}
+    for again_s in (0.01, None):
+        pace = ActuatorPace(acknowledge_s=0.01, answer_s=0.008, again_s=again_s)
+        pool = PoolRun(dataclasses.replace(pool_setup(), pace=pace), CountController(move_one, period_s=5.0))
+        pool.run(trace, duration_s=30.0, grace_s=10.0)
+        first = next(one for one in pool.actuator.operations_ended if one.kind is OperationKind.TRANSITION)
+        took_s[again_s] = max(step.end_s for step in first.steps) - first.create_s
+    times = pool.setup.profiles[MODELS["large"][0]].lifecycle
+    assert times.sleep_s + times.wake_s < took_s[0.01] < times.sleep_s + times.wake_s + 0.1
+    assert took_s[0.01] + 0.1 < took_s[None] < took_s[0.01] + 0.6
+
+
+class Watching(ShareController):
+    """Writes down when it has its turn and what it is shown of `small`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, float | None, float | None, float | None]] = []
+
+    def tick(self, look: PoolLook, desk: PoolDesk) -> None:
+        view, front = look.views[MemberKey("small", Role.COLOCATED)], look.fronts["small"]
+        self.seen.append((look.now_s, view.window_end_s, view.running.value, front.arrival_rps.value))
+
+
+@pytest.mark.parametrize(
+    ("arrives_s", "in_pages", "in_reports"),
+    [(0.75, True, True), (0.85, False, True), (0.95, False, False)],
+)
+def test_a_turn_comes_after_a_window_whose_scrape_and_report_came_before_its_end(
+    arrives_s: float, in_pages: bool, in_reports: bool
+) -> None:
+    """Scraped 0.2 s, reported 0.1 s before the end: what arrives later shows in the next window only."""
+    pace = WindowPace(scrape_s=0.2, report_s=0.1, turn_s=0.03)
+    pool = PoolRun(dataclasses.replace(pool_setup(), window_pace=pace), controller := Watching())
+    pool.run([TraceRequest(arrives_s, "small", 4000, 200)], duration_s=5.0, grace_s=5.0)
+    assert [at_s - end_s for at_s, end_s, *_ in controller.seen if end_s is not None] == pytest.approx(
+        [0.03] * len(controller.seen)
+    )
+    running, arrived = next(item[2:] for item in controller.seen if item[0] >= START_S + 1.0)
+    assert ((running or 0.0) > 0.0, (arrived or 0.0) > 0.0) == (in_pages, in_reports)
+
+
+@pytest.mark.parametrize("times", [(0.1, 0.2, 0.0), (0.1, -0.1, 0.0), (0.1, 0.1, -0.01)])
+def test_a_window_pace_that_cannot_be_is_refused(times: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="scrape_s is at least report_s"):
+        WindowPace(scrape_s=times[0], report_s=times[1], turn_s=times[2])
 
 
 def test_a_request_for_a_service_that_the_pool_lacks_is_refused_by_name() -> None:
