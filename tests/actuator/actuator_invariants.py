@@ -6,7 +6,8 @@ from trimtab.words import LifeCycle
 
 def broken_by(old: State, new: State) -> list[str]:
     """What a step from ``old`` to ``new`` breaks, in words."""
-    return [*_two_on_a_gpu(new), *_below_floor(old, new), *_falling(old, new), *_without_decision(new)]
+    broken = [*_two_on_a_gpu(new), *_below_floor(old, new), *_falling(old, new), *_without_decision(new)]
+    return [*broken, *_prewarmed_unasked(old, new), *_silenced_by_prewarming(old, new)]
 
 
 def _two_on_a_gpu(state: State) -> list[str]:
@@ -67,4 +68,31 @@ def _without_decision(state: State) -> list[str]:
         o.pool_revision for o in state.operations.values() if o.kind is OperationKind.TRANSITION and o.pool_revision
     ]
     found += [f"two transitions for state revision {r}" for r in sorted(set(revisions)) if revisions.count(r) > 1]
+    return found
+
+
+def _prewarmed_unasked(old: State, new: State) -> list[str]:
+    """A pool that does not ask for it has no pre-warming, one that does has one at a time."""
+    prewarms = [o for o in new.operations.values() if o.kind is OperationKind.PREWARM and not o.finished]
+    found = [
+        f"{o.operation_id} warms up for a pool that did not ask"
+        for o in prewarms
+        if o.operation_id not in old.operations and not new.pools[o.subject].prewarm
+    ]
+    subjects = [operation.subject for operation in prewarms]
+    found += [f"two pre-warmings in {name}" for name in sorted(set(subjects)) if subjects.count(name) > 1]
+    return found
+
+
+def _silenced_by_prewarming(old: State, new: State) -> list[str]:
+    """Who makes room for a pre-warming leaves somebody of its role who serves."""
+    prewarms = {o.operation_id for o in new.operations.values() if o.kind is OperationKind.PREWARM}
+    found = []
+    for name, replica in new.replicas.items():
+        hidden = replica.life_cycle is LifeCycle.DRAINING and _was_active(old.replicas.get(name))
+        if not hidden or prewarms.isdisjoint(hold.reason for hold in replica.holds):
+            continue
+        role = (replica.spec.service, replica.spec.role)
+        if not any(r.routable for r in new.replicas.values() if (r.spec.service, r.spec.role) == role):
+            found.append(f"{name} is hidden for a pre-warming, and nobody else of {role[0]} serves")
     return found

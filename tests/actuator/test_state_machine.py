@@ -210,7 +210,8 @@ class ClusterMachine(RuleBasedStateMachine):
             "switched off": lambda: self.apply_next(prewarm=False, **both),
             "cancelled": self.cancel_newest,
         }
-        self.rig.later(rounds * STEP_S, happens[what])
+        self.rig.run(rounds * STEP_S)
+        happens[what]()
         self.rig.until_idle(40.0)
 
     @precondition(lambda self: self.alive and self.prewarm)
@@ -227,8 +228,8 @@ class ClusterMachine(RuleBasedStateMachine):
     ) -> None:
         self.cool_down(pair, how)
         name = f"{whose}-{pair}"
-        fails = self.server_fails if fault in FAULTS else self.lose
-        self.rig.later(rounds * STEP_S, lambda: fails(name, fault, seconds))
+        self.rig.run(rounds * STEP_S)
+        (self.server_fails if fault in FAULTS else self.lose)(name, fault, seconds)
         self.rig.until_idle(40.0)
 
     @precondition(lambda self: self.alive and self.prewarm)
@@ -240,7 +241,8 @@ class ClusterMachine(RuleBasedStateMachine):
     )
     def warm_up_while_a_gateway_misbehaves(self, pair: int, rounds: int, gateway: str, fault: str) -> None:
         self.cool_down(pair, "vanishes")
-        self.rig.later(rounds * STEP_S, lambda: self.gateway_fails(gateway, fault, 30.0))
+        self.rig.run(rounds * STEP_S)
+        self.gateway_fails(gateway, fault, 30.0)
         self.rig.until_idle(40.0)
 
     def cool_down(self, pair: int, how: str) -> str:

@@ -28,6 +28,9 @@ INVERSE: Mapping[StepKind, Goal] = {
 
 def advance(d: Draft, operation: Operation) -> Operation:
     """One look at an operation whose steps are known; the result is kept in the draft."""
+    broken = prewarming.broken(d, operation)
+    if broken:
+        operation = begin_rollback(d, operation, f"rolled back: {broken}")
     for index, step in enumerate(operation.steps):
         advanced = _advance_step(d, operation, step)
         if advanced is not step:
@@ -178,9 +181,6 @@ def _conclude(d: Draft, operation: Operation) -> Operation:
         return _conclude_rollback(d, operation, late=late)
     if not operation.atomic:
         return _conclude_overlay(d, operation, late=late)
-    broken = prewarming.broken(d, operation)
-    if broken and not failed:
-        return begin_rollback(d, operation, f"rolled back: {broken}")
     if failed:
         return begin_rollback(d, operation, f"rolled back: {failed[0].replica} {failed[0].detail}")
     if unfinished and late:

@@ -259,7 +259,8 @@ def awaited_donor(d: Draft, operation: Operation, step: Step) -> str:
 
 def broken(d: Draft, operation: Operation) -> str:
     """Why a pre-warming is to be given up while its donors are away; empty while it may go on."""
-    if operation.kind is not OperationKind.PREWARM or _returning(operation):
+    rolling_back = operation.state is OperationState.ROLLING_BACK
+    if operation.kind is not OperationKind.PREWARM or rolling_back or _returning(operation):
         return ""
     pool = d.pools.get(operation.subject)
     if pool is None or not pool.prewarm:
