@@ -165,7 +165,9 @@ def _rival(d: Draft, replica: Replica) -> str:
         if other.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING):
             return other.name
         sight = d.sight(other.name)
-        if other.life_cycle is LifeCycle.STARTING and sight is not None and sight.healthy and not sight.sleeping:
+        # One that falls asleep stops its scheduler first, and gives its memory up last.
+        awake = sight is not None and sight.healthy and (sight.paused or not sight.sleeping)
+        if other.life_cycle is LifeCycle.STARTING and awake:
             return other.name
     return ""
 
