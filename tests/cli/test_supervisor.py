@@ -58,7 +58,21 @@ async def test_a_killed_child_is_back_within_a_second(tmp_path: Path) -> None:
         await eventually(lambda: supervisor.pid("engine") not in (None, first))
         assert time.monotonic() - killed_at < 1.0
         assert supervisor.restarts == {"engine": 1}
-        assert events == ["engine was killed by SIGKILL: started again"]
+        log = tmp_path / "engine.log"
+        assert events == [f"engine was killed by SIGKILL (exit code -9): started again (restart 1; {log})"]
+    finally:
+        await supervisor.stop()
+
+
+async def test_a_child_that_ends_is_told_with_its_exit_code(tmp_path: Path) -> None:
+    events: list[str] = []
+    supervisor = Supervisor(tmp_path, on_event=events.append)
+    twice = "import sys, pathlib, time; mark = pathlib.Path(sys.argv[1]); known = mark.exists(); mark.touch(); "
+    try:
+        ends = spec("engine", tmp_path, twice + "time.sleep(600 if known else 0.5); sys.exit(7)")
+        await supervisor.start([ends], timeout_s=WAIT_S)
+        await eventually(lambda: bool(events))
+        assert events[0].startswith("engine ended with exit code 7: started again (restart 1; ")
     finally:
         await supervisor.stop()
 

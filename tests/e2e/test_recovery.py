@@ -123,6 +123,12 @@ def test_a_killed_process_recovers_in_time_and_the_transition_happens_once(
         )
         eventually(lambda: _unfinished(stack), TRANSITION_S)
     assert recovery_s < RECOVERY_S
+    said = [line for line in (stack.folder / "up.log").read_text().splitlines() if "started again" in line]
+    said = [line for line in said if line.split()[1] == victim]
+    assert len(said) == 1, "a headless stack says in one line what it started again"
+    # The store's process is the keeper of the server that was killed, and ends by itself.
+    assert "exit code " in said[0] if victim == "store" else "was killed by SIGKILL (exit code -9)" in said[0]
+    assert f": started again (restart 1; {stack.folder / 'state' / 'logs' / victim}.log)" in said[0]
     assert stack.replicas().keys() == before.keys()
     new = _new_transitions(stack, known)
     assert sum(operation.state == actuator_pb2.OPERATION_STATE_SUCCEEDED for operation in new) == 1, new

@@ -24,6 +24,11 @@ def print_error(text: str) -> None:
     errors.print(f"trimtab: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
+def print_notice(text: str) -> None:
+    """One line on standard error, of something that happened and stops nothing."""
+    errors.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def print_json(document: object) -> None:
     """One JSON document on standard output, without colours or wrapping."""
     print(json.dumps(document, indent=2, ensure_ascii=False))

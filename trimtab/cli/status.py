@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from trimtab.cli.output import (
     short_name,
     time_text,
 )
+from trimtab.cli.starting import WaitingForMemory, waiting_for_memory
 from trimtab.cli.targets import describe_target, failing, fetch_targets
 from trimtab.rpc.errors import describe
 
@@ -78,6 +80,7 @@ class Picture:
     status: policy_pb2.GetStatusResponse | None
     decisions: Sequence[decision_pb2.Decision]
     failing_targets: Sequence[collector_pb2.Target] = ()
+    waiting: Sequence[WaitingForMemory] = ()
     error: str = ""
 
 
@@ -90,23 +93,37 @@ async def fetch_picture(services: Services) -> Picture:
         )
     except grpc.aio.AioRpcError as error:
         return Picture(status=None, decisions=(), error=f"policy engine: {explain(error)}")
+    complaint = ""
+    ill: Sequence[collector_pb2.Target] = ()
     try:
-        targets = await fetch_targets(services)
+        ill = failing(await fetch_targets(services))
     except grpc.aio.AioRpcError as error:
-        return Picture(status=status, decisions=listing.decisions, error=f"collector: {describe(error)}")
-    ill = failing(targets)
+        complaint = f"collector: {describe(error)}"
+    replicas = await _replicas(services) if ill or _any_starting(status) else []
     if ill:
-        ill = failing(ill, await _starting(services))
-    return Picture(status=status, decisions=listing.decisions, failing_targets=ill)
+        starting = (item.replica for item in replicas if item.life_cycle == types_pb2.LIFE_CYCLE_STARTING)
+        ill = failing(ill, frozenset(starting))
+    return Picture(
+        status=status,
+        decisions=listing.decisions,
+        failing_targets=ill,
+        waiting=waiting_for_memory(replicas),
+        error=complaint,
+    )
 
 
-async def _starting(services: Services) -> frozenset[str]:
-    """Replicas that the actuator is bringing up; none when it does not say."""
+def _any_starting(status: policy_pb2.GetStatusResponse) -> bool:
+    name = types_pb2.LifeCycle.Name(types_pb2.LIFE_CYCLE_STARTING)
+    return any(role.replicas.get(name, 0) for service in status.services for role in service.roles)
+
+
+async def _replicas(services: Services) -> Sequence[actuator_pb2.Replica]:
+    """What the actuator lists; nothing when it does not say."""
     try:
         reply = await services.actuator.ListReplicas(actuator_pb2.ListReplicasRequest(page_size=1000), timeout=2.0)
     except grpc.aio.AioRpcError:
-        return frozenset()
-    return frozenset(item.replica for item in reply.replicas if item.life_cycle == types_pb2.LIFE_CYCLE_STARTING)
+        return []
+    return reply.replicas
 
 
 def render(
@@ -123,7 +140,8 @@ def render(
         colours = service_colours(picture.status)
         if not picture.status.leader:
             parts.append(Text(_NO_LEADER, style="bold red"))
-        services = Group(_services(picture.status, colours, wide=wide), *_holding(picture.status))
+        waiting = (Text(str(item), style="yellow") for item in picture.waiting)
+        services = Group(_services(picture.status, colours, wide=wide), *_holding(picture.status), *waiting)
         parts.append(Panel(services, title="services", title_align="left"))
         if picture.status.pools:
             parts.append(Panel(_pools(picture.status, colours), title="pools", title_align="left"))
@@ -307,6 +325,7 @@ def status_command(
             | {
                 "decisions": message_dicts(picture.decisions),
                 "failing_targets": message_dicts(picture.failing_targets),
+                "waiting_for_memory": [dataclasses.asdict(item) for item in picture.waiting],
                 "error": picture.error,
             }
         )

@@ -137,7 +137,8 @@ class Supervisor:
             if time.monotonic() - born > HEALTHY_AFTER_S:
                 backoff_s = FIRST_BACKOFF_S
             child.restarts += 1
-            self._on_event(f"{child.spec.name} {_how_it_ended(status)}: started again")
+            what = f"{child.spec.name} {_how_it_ended(status)}"
+            self._on_event(f"{what}: started again (restart {child.restarts}; {self.log_path(child.spec.name)})")
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
             await self._spawn(child, fresh_log=False)
@@ -165,5 +166,12 @@ class Supervisor:
 
 def _how_it_ended(status: int) -> str:
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
+        return f"was killed by {_signal_name(-status)} (exit code {status})"
+    return f"ended with exit code {status}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

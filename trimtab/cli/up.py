@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ from simulator.scenarios import scenario_folder
 from trimtab.cli.addresses import MAX_PORT_BASE, LocalAddresses
 from trimtab.cli.connect import CommandError, Endpoints, Services, endpoints_of, open_services
 from trimtab.cli.local import READY_TIMEOUT_S, LocalStack, check_ports, lock_folder, make_state_folders
-from trimtab.cli.output import console
+from trimtab.cli.output import console, print_notice
 from trimtab.cli.resources import apply_resources, read_resources
 from trimtab.cli.signals import stop_on_signals
 from trimtab.cli.status import Progress, run_live
@@ -51,20 +51,30 @@ class RunningStack:
 
 @asynccontextmanager
 async def running(
-    stack: LocalStack, *, stop: asyncio.Event | None = None, locked: bool = False
+    stack: LocalStack,
+    *,
+    stop: asyncio.Event | None = None,
+    locked: bool = False,
+    on_event: Callable[[str], None] | None = None,
 ) -> AsyncIterator[RunningStack]:
     """Starts every process of a stack and ends them all at the end of the block. Raises CommandError.
 
-    `locked`: the caller holds the lock of the stack's folder.
+    `locked`: the caller holds the lock of the stack's folder. `on_event` hears of every process that ended by itself,
+    in a line with the time.
     """
     lock = None if locked else lock_folder(stack.state_folder)
     try:
         make_state_folders(stack.state_folder)
         check_ports(stack.addresses)
         events: deque[str] = deque(maxlen=_LAST_EVENTS)
-        supervisor = Supervisor(
-            stack.log_folder, on_event=lambda text: events.append(f"{time.strftime('%H:%M:%S')} {text}")
-        )
+
+        def note(text: str) -> None:
+            line = f"{time.strftime('%H:%M:%S')} {text}"
+            events.append(line)
+            if on_event is not None:
+                on_event(line)
+
+        supervisor = Supervisor(stack.log_folder, on_event=note)
         endpoints = Endpoints.local(stack.addresses.port_base)
         try:
             await _until(stop, _start(stack, supervisor))
@@ -160,9 +170,11 @@ def up_command(
 
 async def _up(stack: LocalStack, resources: Sequence[Resource], *, headless: bool) -> None:
     stop = stop_on_signals()
+    headless = headless or not console.is_terminal
     console.print(f"starting; logs in {stack.log_folder}", highlight=False)
     try:
-        async with running(stack, stop=stop) as up:
+        # The live view shows what ended by itself; without it, it is said.
+        async with running(stack, stop=stop, on_event=print_notice if headless else None) as up:
             if resources:
                 await apply_when_up(up.services, resources)
             console.print(
@@ -170,7 +182,7 @@ async def _up(stack: LocalStack, resources: Sequence[Resource], *, headless: boo
                 f"{stack.addresses.address('policy')}; Ctrl-C stops everything",
                 highlight=False,
             )
-            if headless or not console.is_terminal:
+            if headless:
                 await stop.wait()
             else:
                 await run_live(up.services, until=stop, progress=_no_progress, events=lambda: list(up.events))
