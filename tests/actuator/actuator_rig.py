@@ -5,7 +5,8 @@ breaks an invariant is collected in ``broken``.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
 
@@ -106,6 +107,13 @@ class Rig:
     def later(self, seconds: float, happens: Callable[[], object]) -> None:
         """Lets something happen by itself."""
         self._later.append((self.now_s + seconds, happens))
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """What was to happen by itself meanwhile happens afterwards."""
+        put_off, self._later = self._later, []
+        yield
+        self._later = put_off + self._later
 
     def forget_later(self) -> None:
         """Nothing happens by itself any more."""

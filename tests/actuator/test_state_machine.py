@@ -353,7 +353,8 @@ class ClusterMachine(RuleBasedStateMachine):
             server.proved = server.proved or server.ready_s <= self.rig.now_s + STEP_S
         self.rig.stored = State()
         self.rig.restart()
-        self.rig.run(1.0)
+        with self.rig.undisturbed():
+            self.rig.run(1.0)
         self.revision += 1
         self.apply_state(["a-0", "b-1"])
 
@@ -459,9 +460,10 @@ class ClusterMachine(RuleBasedStateMachine):
         before, operations = rig.life_cycles(), set(rig.memory.operations)
         awake = {name: pool.effective_awake for name, pool in rig.memory.pools.items()}
         rig.crash()
-        rig.run(seconds)
-        rig.restart()
-        rig.run(5.0)
+        with rig.undisturbed():
+            rig.run(seconds)
+            rig.restart()
+            rig.run(5.0)
         assert rig.life_cycles() == before
         assert set(rig.memory.operations) == operations
         assert {name: pool.effective_awake for name, pool in rig.memory.pools.items()} == awake
