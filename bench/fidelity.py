@@ -181,7 +181,10 @@ def main() -> int:
         if arguments.refit:
             refit(perf)
         report = run(perf)
-    except (TableError, MaterialError) as error:
+    except MaterialError as error:
+        print(f"fidelity: {error}; pass it with --material FOLDER or TRIMTAB_TEST_MATERIAL", file=sys.stderr)
+        return 2
+    except TableError as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 2
     found = report["bars"]

@@ -250,6 +250,22 @@ def test_so_it_is_for_the_commands_of_the_repository(argv: list[str], tmp_path: 
     assert f"{tmp_path}: no data/perf in it; name the folder that holds data/" in the_line(done)
 
 
+def test_a_bench_whose_material_is_not_where_it_looks_says_how_to_pass_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.fidelity", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"TRIMTAB_TEST_MATERIAL": str(tmp_path / "nowhere")},
+    )
+    assert done.returncode == 2
+    line = the_line(done)
+    assert line.startswith(f"fidelity: {tmp_path / 'nowhere'}: no such folder; name the folder that holds data/")
+    assert line.endswith("pass it with --material FOLDER or TRIMTAB_TEST_MATERIAL")
+
+
 def test_a_table_that_the_material_lacks_is_named_with_where_they_are_listed(inside: Inside, tmp_path: Path) -> None:
     (tmp_path / "data" / "perf").mkdir(parents=True)
     line = the_line(inside("simulate", "profile", "--material", str(tmp_path)))
