@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from trimtab.api.actuator.v1 import actuator_pb2
+from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.config.resources import parse_document as parse
 from trimtab.config.resources import pool_to_proto, service_policy_to_proto
@@ -125,6 +127,54 @@ async def test_the_replica_with_the_fewest_requests_is_released_by_counts_of_now
     assert [change.replica for change in record.transition.releases] == [released]
     explained = await engine.stub.ExplainDecision(policy_pb2.ExplainDecisionRequest(decision_id=record.decision_id))
     assert explained.replay_matches, "\n".join(explained.lines)
+
+
+async def test_a_rescue_takes_the_gpu_on_which_a_cold_replica_is_pre_warmed(fake_actuator, start_engine, windows):
+    """Whom the pre-warming put to sleep is released for good, and what boots there keeps nobody from waking."""
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pooled("bulk", low=0))
+    await apply(engine, pool_of(("chat", 1), ("code", 3), ("bulk", 0), prewarm=True))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    assert (fake_actuator.states[0].prewarm, fake_actuator.states[0].residence_s) == (True, 1.0)
+    for name, life_cycle in (
+        ("code-node-0-1", types_pb2.LIFE_CYCLE_SLEEPING),
+        ("bulk-node-0-1", types_pb2.LIFE_CYCLE_STARTING),
+    ):
+        fake_actuator.replicas[name].life_cycle = life_cycle
+        fake_actuator.replicas[name].routable = False
+    steps = [
+        actuator_pb2.OperationStep(kind=actuator_pb2.STEP_KIND_RELEASE, replica="code-node-0-1"),
+        actuator_pb2.OperationStep(kind=actuator_pb2.STEP_KIND_CREATE, replica="bulk-node-0-1"),
+    ]
+    fake_actuator.operations["op-warm"] = actuator_pb2.Operation(
+        operation_id="op-warm",
+        kind=actuator_pb2.OPERATION_KIND_PREWARM,
+        state=actuator_pb2.OPERATION_STATE_RUNNING,
+        subject="shared",
+        cluster="local",
+        steps=steps,
+    )
+    fake_actuator.kick()
+    await asyncio.sleep(0.3)
+    for name in ("chat", "code", "bulk"):
+        await windows.demand(name, 0)
+    await windows.write("chat", ["chat-node-0-0"], decode_tps=300, running=40, waiting=30)
+    await windows.write("code", ["code-node-0-2", "code-node-0-3"], decode_tps=10, running=0.1)
+    record = (await settled(engine))[0]
+    assert [change.replica for change in record.transition.releases] == ["code-node-0-1"]
+    assert [change.replica for change in record.transition.wakes] == ["chat-node-0-1"]
+
+
+async def test_a_pool_that_does_not_ask_for_pre_warming_tells_the_actuator_nothing_of_it(fake_actuator, start_engine):
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pool_of(("chat", 1)))
+    await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
+    told = {field.name for field, _ in fake_actuator.states[0].ListFields()}
+    assert not {"prewarm", "residence_s"} & told
+    await apply(engine, pool_of(("chat", 1), prewarm=True))
+    await until(lambda: asyncio.sleep(0, fake_actuator.states[-1].prewarm))
+    assert fake_actuator.states[-1].decision_id == fake_actuator.states[0].decision_id, "no new decision"
+    assert fake_actuator.states[-1].awake == fake_actuator.states[0].awake
 
 
 @pytest.mark.parametrize("behaviour", ["roll_back", "fail"])
