@@ -1,177 +1,244 @@
-"""The demo's pool live and on virtual time, for ``bench.agreement --demo``: the same trace, Pool and ServicePolicies.
+"""The demo's pool live and on virtual time, for ``bench.agreement --demo``: the same traces, Pool and ServicePolicies.
 
-With Trimtab deciding, a small difference in time becomes another transition, so that it matters at which moment between
-two of the controller's beats the trace begins. On virtual time it is begun at several; those near the live moment are
-compared, by their medians, and the others say how much depends on it.
+With Trimtab deciding, a few milliseconds become another transition, and with it other latencies for half a minute: what
+one run measures is one draw. So several traces are served, each live once and on virtual time `DRAWN` times, and
+quantiles are taken of all requests of all runs together. How far such a live measurement would be off by chance alone,
+were both worlds the same, is reckoned by drawing one virtual run for each trace, many times.
 """
 
+import asyncio
 import dataclasses
-import json
-import os
-import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simulator.baselines.interface import started
-from simulator.baselines.static import Static
+from actuator.core.model import Operation, OperationKind, OperationState
+from bench._pool_live import LiveRun, live_run
 from simulator.profiles import find_profile, packaged_profiles
 from simulator.scenarios import scenario_folder
 from simulator.traces.demo import FOOTPRINT_GPUS, DemoTrace, demo_trace
+from simulator.traces.model import TraceRequest
 from simulator.virtual.actuation import ActuatorPace
-from simulator.virtual.control import Controller, ShareController
-from simulator.virtual.counts import CountController
-from simulator.virtual.pool_run import PoolSetup, run_pool
-from simulator.virtual.result import RunResult
+from simulator.virtual.control import ShareController
+from simulator.virtual.pool_run import PoolRun, PoolSetup, WindowPace
 from trimtab.cli.resources import read_resources
-from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.resources import Pool, Resource, ServicePolicy
 
 GPU_MEMORY_GIB = 40.0
-PASSES = ("policy", "static")
 BEAT_S = 1.0
 """From window to window, which end at multiples of it on the clock, live and on virtual time."""
-PHASES = 16
-"""Beginnings of the trace between two beats; without a policy there is nothing to differ."""
-NEAR = 1 / 8
-"""Of a beat: so far from the live beginning counts as near it. What is read and decided takes as long, live."""
-LIVE_PACE = ActuatorPace(acknowledge_s=0.04, answer_s=0.04)
+LATENCIES = ("ttft", "tpot", "e2e")
+SHARES = {"p50": 0.5, "p95": 0.95}
+FLEET = "fleet"
+"""All services together."""
+DRAWN = 16
+"""Runs of one trace on virtual time. They begin at as many moments between two beats."""
+PASSED_ON_S = 0.0045
+"""From a request's planned arrival to its server, on average: client, gateway and two connections. Each is late by
+another time, up to twice as much; one that misses the start of an iteration by that may come to another server."""
+DRAWS = 500
+SAMPLING_SHARE = 0.9
+"""Of the draws lie within the sampling error that is reported."""
+GRACE_S = 600.0
+LIVE_PACE = ActuatorPace(acknowledge_s=0.01, answer_s=0.008, again_s=0.01)
 """What calls, looks and acknowledgements take between processes: the figures are in docs/virtual-time.md."""
-Quantiles = dict[str, dict[str, dict[str, float]]]
-"""Service → p50 or p95 → latency → seconds."""
+LIVE_WINDOWS = WindowPace(scrape_s=0.2, report_s=0.1, turn_s=0.03)
+"""When the live collector scrapes a small fleet, gateways report and the engine decides: see docs/virtual-time.md."""
+
+Seconds = NDArray[np.float64]
+Sample = Mapping[str, Mapping[str, Seconds]]
+"""Service → latency → seconds, one for each answered request."""
 
 
-def live_demo(*, seconds: float, seed: int, folder: Path, port: int) -> dict[str, Any]:
-    """``trimtab demo`` in a process of its own; its summary."""
-    command = [sys.executable, "-m", "trimtab.cli.main", "demo", "--json", "--duration", f"{seconds:g}"]
-    command += ["--seed", str(seed), "--port-base", str(port), "--state-dir", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * seconds + 600)
-    if done.returncode != 0:
-        raise RuntimeError(f"the demo ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
-    summary: dict[str, Any] = json.loads(done.stdout)
-    return summary
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VirtualRun:
+    """One trace on virtual time: its latencies, and how long its transitions took."""
+
+    sample: Sample
+    transition_s: Sequence[float]
 
 
-def quantiles_of_summary(summary: Mapping[str, Any], name: str) -> Quantiles:
-    """What the demo's summary says of the pool's services in one pass."""
-    return {
-        service["service"]: {
-            share: {latency: service[latency][f"{share}_s"] for latency in ("ttft", "tpot", "e2e")}
-            for share in ("p50", "p95")
-        }
-        for service in summary["results"][name]["summary"]["services"]
-        if service["service"] in FOOTPRINT_GPUS
-    }
-
-
-def virtual_demo(name: str, *, seconds: float, seed: int, phase_s: float = 0.0) -> RunResult:
-    """One pass on virtual time: Trimtab's controller, or the split as it stands.
-
-    `phase_s`: how much later the trace begins against the controller's beats, which live is chance.
-    """
+def pool_trace(seconds: float, seed: int) -> tuple[DemoTrace, list[TraceRequest]]:
+    """The demo's trace, and the part of it that its pool serves."""
     made = demo_trace(duration_s=seconds, seed=seed)
-    controller: Controller = ShareController() if name == "policy" else CountController(started(Static()), period_s=5.0)
-    return run_pool(
-        _setup(made),
-        [
-            dataclasses.replace(one, arrival_s=one.arrival_s + phase_s)
-            for one in made.requests
-            if one.service in FOOTPRINT_GPUS
-        ],
-        controller,
-        policy=name,
-        trace="demo",
-        seed=seed,
-        duration_s=seconds + phase_s,
+    return made, [one for one in made.requests if one.service in FOOTPRINT_GPUS]
+
+
+def pool_resources() -> list[Resource]:
+    """The demo's pool and the policies of its members."""
+    resources = read_resources([scenario_folder("demo") / "resources"])
+    return [one for one in resources if isinstance(one, Pool) or one.name in FOOTPRINT_GPUS]
+
+
+def virtual_run(*, seconds: float, seed: int, number: int = 0) -> VirtualRun:
+    """Run `number` of `DRAWN` of one trace on virtual time.
+
+    Runs differ in where between two of the controller's beats the trace begins, and in how late each request is.
+    """
+    made, requests = pool_trace(seconds, seed)
+    late_s = np.random.default_rng((seed, number)).uniform(0.0, 2 * PASSED_ON_S, len(requests))
+    phase_s = number / DRAWN * BEAT_S
+    pairs = sorted(
+        zip((one.arrival_s + phase_s + late_s[at] for at, one in enumerate(requests)), late_s, requests, strict=True),
+        key=lambda pair: pair[0],
     )
+    run = PoolRun(_setup(made), ShareController())
+    run.run(
+        [dataclasses.replace(one, arrival_s=at_s) for at_s, _, one in pairs],
+        duration_s=seconds + phase_s,
+        grace_s=GRACE_S,
+    )
+    rows = run.result(policy="trimtab", trace="demo", seed=seed, duration_s=seconds).requests
+    waited_s = np.array([late for _, late, _ in pairs])
+    columns = {"ttft": rows.ttft_s + waited_s, "tpot": rows.tpot_s, "e2e": rows.e2e_s + waited_s}
+    sample = {}
+    for position, service in enumerate(rows.services):
+        mine = (rows.service == position) & rows.complete
+        own = {latency: values[mine] for latency, values in columns.items()}
+        sample[service] = {latency: values[~np.isnan(values)] for latency, values in own.items()}
+    took_s = [_took_s(one) for one in run.actuator.operations_ended if _counts(one)]
+    return VirtualRun(sample=sample, transition_s=took_s)
+
+
+def _counts(operation: Operation) -> bool:
+    return operation.kind is OperationKind.TRANSITION and operation.state is OperationState.SUCCEEDED
+
+
+def _took_s(operation: Operation) -> float:
+    return max(step.end_s for step in operation.steps) - operation.create_s
 
 
 def _setup(made: DemoTrace) -> PoolSetup:
-    resources = read_resources([scenario_folder("demo") / "resources"])
-    pool = next(one for one in resources if isinstance(one, Pool))
-    policies = tuple(one for one in resources if isinstance(one, ServicePolicy) and one.name in FOOTPRINT_GPUS)
+    resources = pool_resources()
+    policies = tuple(one for one in resources if isinstance(one, ServicePolicy))
     names = {role.profile for policy in policies for role in policy.spec.roles}
     packaged = packaged_profiles()
     return PoolSetup(
-        pool=pool,
+        pool=next(one for one in resources if isinstance(one, Pool)),
         policies=policies,
         profiles={name: find_profile(packaged, name) for name in sorted(names)},
         gpu_memory_gib=GPU_MEMORY_GIB,
         pace=LIVE_PACE,
+        window_pace=LIVE_WINDOWS,
     ).with_awake(made.static_replicas())
 
 
-def quantiles_of_run(result: RunResult) -> Quantiles:
-    """The same of a run on virtual time."""
-    rows = result.requests
-    found: Quantiles = {}
-    for position, service in enumerate(rows.services):
-        mine = (rows.service == position) & rows.complete
-        columns = {"ttft": rows.ttft_s[mine], "tpot": rows.tpot_s[mine], "e2e": rows.e2e_s[mine]}
-        found[service] = {
-            share: {latency: float(np.nanquantile(values, at)) for latency, values in columns.items()}
-            for share, at in (("p50", 0.5), ("p95", 0.95))
+def sample_of(run: LiveRun) -> Sample:
+    """The latencies of a live run."""
+    return {
+        service: {
+            latency: np.array(
+                [
+                    one[f"{latency}_s"]
+                    for one in run.requests
+                    if one["service"] == service and one["e2e_s"] is not None and one[f"{latency}_s"] is not None
+                ],
+                dtype=np.float64,
+            )
+            for latency in LATENCIES
         }
-    return found
+        for service in sorted({one["service"] for one in run.requests})
+    }
 
 
-def compared_demo(*, seconds: float, seed: int, folder: Path, port: int) -> dict[str, Any]:
-    """Both passes live, and on virtual time: by pass, service and quantile the figures and their relative errors.
+def together(samples: Sequence[Sample]) -> Sample:
+    """The requests of several runs as one sample, with all services as a further one."""
+    services = sorted({service for sample in samples for service in sample})
+    pooled = {
+        service: {latency: np.concatenate([one[service][latency] for one in samples]) for latency in LATENCIES}
+        for service in services
+    }
+    fleet = {latency: np.concatenate([pooled[service][latency] for service in services]) for latency in LATENCIES}
+    return pooled | {FLEET: fleet}
 
-    `virtual_s` is the median of the runs that begin near the live moment, `least_s` and `most_s` are of all runs.
+
+def compare(live: Sequence[Sample], virtual: Sequence[Sequence[Sample]], *, seed: int = 0) -> dict[str, Any]:
+    """Service → p50 or p95 → latency → both figures, their relative error and the sampling error.
+
+    `live` has a run for each trace, `virtual` has for each trace its runs from different moments on. The error is
+    positive where virtual time is slower. `sampling`: `SAMPLING_SHARE` of live measurements of a world that is exactly
+    the virtual one would be no further off.
     """
-    before = os.getloadavg()[0]
-    summary = live_demo(seconds=seconds, seed=seed, folder=folder, port=port)
-    after = os.getloadavg()[0]
-    found: dict[str, Any] = {"load_average": {"before": before, "after": after}}
-    for name in PASSES:
-        live = quantiles_of_summary(summary, name)
-        phases = [number * BEAT_S / PHASES for number in range(PHASES)] if name == "policy" else [0.0]
-        runs = [virtual_demo(name, seconds=seconds, seed=seed, phase_s=phase_s) for phase_s in phases]
-        began_s = summary["results"][name]["summary"]["started_unix_s"] % BEAT_S
-        near = near_phases(phases, began_s)
-        found[name] = {
-            "began_s": began_s,
-            "compared_s": [phases[position] for position in near],
-            "sent_late_max_s": summary["results"][name]["summary"]["max_late_s"],
-            "transitions": {
-                "live": summary["results"][name]["transitions"],
-                "virtual": [run.transitions for run in runs],
-            },
-            "services": _errors(live, [quantiles_of_run(run) for run in runs], near),
-        }
-    return found
-
-
-def near_phases(phases: Sequence[float], began_s: float) -> list[int]:
-    """Positions of those near the live beginning, round the beat; all of them where there is one alone."""
-    if len(phases) == 1:
-        return [0]
-    away_s = [abs((phase_s - began_s + BEAT_S / 2) % BEAT_S - BEAT_S / 2) for phase_s in phases]
-    return [position for position, far_s in enumerate(away_s) if far_s <= NEAR * BEAT_S]
-
-
-def _errors(live: Quantiles, runs: Sequence[Quantiles], near: Sequence[int]) -> dict[str, Any]:
+    real, model = together(live), together([one for runs in virtual for one in runs])
+    chance = np.random.default_rng(seed)
+    draws = [together([runs[int(chance.integers(len(runs)))] for runs in virtual]) for _ in range(DRAWS)]
     return {
         service: {
             share: {
-                latency: _against(seconds, [run[service][share][latency] for run in runs], near)
-                for latency, seconds in latencies.items()
+                latency: _against(
+                    float(np.quantile(real[service][latency], at)),
+                    float(np.quantile(model[service][latency], at)),
+                    [float(np.quantile(draw[service][latency], at)) for draw in draws],
+                )
+                for latency in LATENCIES
             }
-            for share, latencies in shares.items()
+            for share, at in SHARES.items()
         }
-        for service, shares in live.items()
+        for service in model
     }
 
 
-def _against(live_s: float, virtual_s: Sequence[float], near: Sequence[int]) -> dict[str, float]:
-    middle_s = float(np.median([virtual_s[position] for position in near]))
+def _against(live_s: float, virtual_s: float, drawn_s: Sequence[float]) -> dict[str, float]:
+    off = [abs(virtual_s / one_s - 1) for one_s in drawn_s]
     return {
         "live_s": live_s,
-        "virtual_s": middle_s,
-        "least_s": min(virtual_s),
-        "most_s": max(virtual_s),
-        "error": middle_s / live_s - 1,
+        "virtual_s": virtual_s,
+        "error": virtual_s / live_s - 1,
+        "sampling": float(np.quantile(off, SAMPLING_SHARE)),
     }
+
+
+def compared_demo(*, seconds: float, seed: int, runs: int, folder: Path, port: int) -> dict[str, Any]:
+    """`runs` traces, each live and on virtual time, as one document.
+
+    Live runs are written to `folder`; one of the same trace that is there already is not made again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = [seed + number for number in range(runs)]
+    live = [
+        _live(seconds=seconds, seed=one, phase_s=(number + 0.5) / runs * BEAT_S, folder=folder, port=port)
+        for number, one in enumerate(seeds)
+    ]
+    virtual = [[virtual_run(seconds=seconds, seed=one, number=number) for number in range(DRAWN)] for one in seeds]
+    return {
+        "seconds": seconds,
+        "seeds": seeds,
+        "live": [_told(run) for run in live],
+        "virtual": {
+            "runs": DRAWN,
+            "transitions": [float(np.mean([len(run.transition_s) for run in one])) for one in virtual],
+            "transition_s": _mean([took_s for one in virtual for run in one for took_s in run.transition_s]),
+        },
+        "services": compare(
+            [sample_of(run) for run in live], [[run.sample for run in one] for one in virtual], seed=seed
+        ),
+    }
+
+
+def _live(*, seconds: float, seed: int, phase_s: float, folder: Path, port: int) -> LiveRun:
+    kept = folder / f"{seconds:g}s-{seed}.json"
+    if not kept.exists():
+        made, requests = pool_trace(seconds, seed)
+        with tempfile.TemporaryDirectory(prefix="agreement-") as state:
+            live = live_run(made, requests, pool_resources(), phase_s=phase_s, folder=Path(state), port=port)
+            asyncio.run(live).write(kept)
+    return LiveRun.read(kept)
+
+
+def _told(run: LiveRun) -> dict[str, Any]:
+    return {
+        "requests": len(run.requests),
+        "began_s": run.began_s,
+        "sent_late_max_s": run.sent_late_max_s,
+        "transitions": len(run.transition_s),
+        "transition_s": _mean(run.transition_s),
+        "load_average": run.load_average,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench._demo import near_phases
-from bench.agreement import BAR, bars, compared, errors, live_servers, made_trace
+from bench._demo import FLEET, Sample, compare, pool_trace, sample_of, together, virtual_run
+from bench._pool_live import LiveRun
+from bench.agreement import BAR, bars, compared, demo_bars, errors, live_servers, made_trace
 from simulator.profiles import packaged_profiles
+from simulator.traces.demo import FOOTPRINT_GPUS
 from simulator.traces.shaping import clip_lengths
 
 PROFILE = packaged_profiles()["l40s-32b-tp2"]
@@ -42,13 +45,76 @@ def test_a_bar_holds_the_error_of_every_case_and_latency_and_fails_by_the_worst(
     assert (first["ok"], second["ok"]) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("began_s", "expected"),
-    [(0.5, [0.375, 0.5, 0.625]), (0.97, [0.0, 0.875]), (0.06, [0.0, 0.125]), (0.25, [0.125, 0.25, 0.375])],
-)
-def test_virtual_runs_that_begin_near_the_live_one_are_compared_round_the_beat(
-    began_s: float, expected: list[float]
-) -> None:
-    phases = [number / 8 for number in range(8)]
-    assert [phases[position] for position in near_phases(phases, began_s)] == expected
-    assert near_phases([0.0], began_s) == [0]
+def sample(**services: list[float]) -> Sample:
+    """Answers whose first token came after so many seconds; the rest follows from that."""
+    return {
+        name: {"ttft": np.array(ttft_s), "tpot": np.array(ttft_s) / 10, "e2e": np.array(ttft_s) + 1.0}
+        for name, ttft_s in services.items()
+    }
+
+
+def test_requests_of_all_runs_are_one_sample_and_all_services_are_the_fleet() -> None:
+    pooled = together([sample(chat=[1.0, 2.0], code=[5.0]), sample(chat=[3.0], code=[7.0, 9.0])])
+    assert {name: own["ttft"].tolist() for name, own in pooled.items()} == {
+        "chat": [1.0, 2.0, 3.0],
+        "code": [5.0, 7.0, 9.0],
+        FLEET: [1.0, 2.0, 3.0, 5.0, 7.0, 9.0],
+    }
+
+
+def test_the_error_is_of_pooled_quantiles_and_chance_is_what_single_virtual_runs_differ_by() -> None:
+    """A live run that is one of two virtual ones is off from both together; that is what chance says, too."""
+    low, high = sample(chat=[1.0] * 11), sample(chat=[2.0] * 10)
+    found = compare([high], [[low, high]])["chat"]["p50"]["ttft"]
+    assert (found["live_s"], found["virtual_s"]) == (2.0, 1.0)
+    assert found["error"] == pytest.approx(-0.5)
+    assert found["sampling"] == pytest.approx(0.5)
+    same = compare([low], [[low, low]])["chat"]["p95"]["e2e"]
+    assert (same["error"], same["sampling"]) == (0.0, 0.0)
+
+
+def test_bars_of_the_demo_are_over_all_requests_and_fail_by_the_worst_latency() -> None:
+    live, model = sample(chat=[1.0] * 90, code=[2.0] * 10), sample(chat=[1.02] * 90, code=[3.0] * 10)
+    half, tail = demo_bars({"services": compare([live], [[model]])})
+    assert (half["name"], tail["name"]) == ("demo_policy_p50_error", "demo_policy_p95_error")
+    assert half["value"] == {
+        name: pytest.approx(error) for name, error in (("ttft", 0.02), ("tpot", 0.02), ("e2e", 0.01))
+    }
+    assert tail["value"]["ttft"] == pytest.approx(0.5)
+    assert (half["ok"], tail["ok"]) == (True, False)
+
+
+def test_virtual_runs_of_one_trace_differ_by_when_it_begins_and_by_chance_that_is_repeated() -> None:
+    first, again, other = (virtual_run(seconds=20.0, seed=3, number=number) for number in (1, 1, 2))
+    asked = {name: sum(one.service == name for one in pool_trace(20.0, 3)[1]) for name in FOOTPRINT_GPUS}
+    assert {name: len(own["e2e"]) for name, own in first.sample.items()} == asked
+    assert first.sample["chat"]["ttft"].tolist() == again.sample["chat"]["ttft"].tolist()
+    assert first.sample["chat"]["ttft"].tolist() != other.sample["chat"]["ttft"].tolist()
+    assert all(
+        bool((own["ttft"] > 0.0).all()) and bool((own["e2e"] >= own["ttft"]).all()) for own in first.sample.values()
+    )
+
+
+def test_a_live_run_is_read_as_it_was_written_and_a_request_without_an_answer_is_no_latency(tmp_path: Path) -> None:
+    rows = [
+        {"service": "chat", "arrival_s": 0.0, "ttft_s": 0.5, "tpot_s": None, "e2e_s": 0.5},
+        {"service": "chat", "arrival_s": 1.0, "ttft_s": 0.7, "tpot_s": None, "e2e_s": None},
+    ]
+    run = LiveRun(
+        began_s=0.25,
+        requests=rows,
+        sent_late_max_s=0.01,
+        transition_s=[3.25],
+        decisions=[],
+        operations=[],
+        started_unix_s=1.0,
+        load_average=(0.5, 0.75),
+    )
+    run.write(tmp_path / "run.json")
+    read = LiveRun.read(tmp_path / "run.json")
+    assert (read.requests, read.transition_s, tuple(read.load_average)) == (rows, [3.25], (0.5, 0.75))
+    assert {name: own.tolist() for name, own in sample_of(read)["chat"].items()} == {
+        "ttft": [0.5],
+        "tpot": [],
+        "e2e": [0.5],
+    }
