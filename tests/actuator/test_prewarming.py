@@ -9,12 +9,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from actuator_fleet_model import START_S, WAKE_S
 from actuator_rig import LIMITS, STEP_S, Rig, spec
 
 from actuator.core import holds
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.fencing import Refused
-from actuator.core.model import ActionKind, Floor, Operation, OperationKind, OperationState, State
+from actuator.core.model import ActionKind, Floor, Operation, OperationKind, OperationState, State, StepKind
 from actuator.core.world import World
 from trimtab.words import HoldOwner, LifeCycle, Role
 
@@ -140,6 +141,31 @@ def test_a_member_that_joins_a_living_pool_is_warmed_up() -> None:
     assert rig.operation(bring_up.operation_id).state is OperationState.SUCCEEDED
     assert rig.operation(bring_up.operation_id).detail == "left b-0 to pre-warming; left b-1 to pre-warming"
     assert rig.memory.pools["p"].settled_revision == 2
+
+
+def test_members_that_join_on_one_gpu_are_warmed_up_one_after_the_other() -> None:
+    """Though the bring-up that waits for the same GPU is older than the pre-warming."""
+    rig = up(overlay=[item for item in OVERLAY if item.service == "a"])
+    rig.apply(2, OVERLAY, SERVING, prewarm=True)
+    for name in ("b-0", "b-1", "c-0"):
+        operation = begun(rig)
+        while not rig.operation(operation.operation_id).finished:
+            booting_now = {other for other, server in rig.servers.items() if server.ready_s > rig.now_s}
+            assert booting_now <= {name}
+            rig.step()
+    rig.run(5.0)
+    at_rest(rig)
+
+
+def test_a_wake_of_what_was_warmed_up_is_a_hot_one() -> None:
+    took_s = {}
+    for prewarm in (False, True):
+        rig = up(prewarm=prewarm)
+        cold(rig)
+        rig.run(60.0)
+        rig.apply(2, OVERLAY, ["b-0", "a-1", "a-2"], prewarm=prewarm)
+        took_s[prewarm] = until(rig, lambda rig=rig: serve(rig, ["b-0"]))
+    assert took_s[False] - took_s[True] >= START_S - WAKE_S
 
 
 def test_all_that_wait_for_one_gpu_are_warmed_up_by_one_operation() -> None:
@@ -372,6 +398,18 @@ def test_a_newer_state_at_any_moment_is_carried_out(rounds: int) -> None:
         assert rig.broken == []
         assert {name for name, replica in rig.memory.replicas.items() if replica.routable} == set(awake)
         assert all(operation.finished for operation in prewarms(rig))
+
+
+def test_a_newer_state_moves_the_replicas_of_a_pre_warming_by_its_own_operation() -> None:
+    rig = up()
+    cold(rig)
+    operation = booting(rig)
+    wanted = rig.apply(2, OVERLAY, ["b-0", "a-1", "a-2"], prewarm=True)
+    assert [(step.replica, step.kind) for step in wanted.steps] == [("b-0", StepKind.WAKE)]
+    assert ended(rig, wanted).state is OperationState.SUCCEEDED
+    assert ended(rig, operation).state is OperationState.CANCELLED
+    rig.run(5.0)
+    at_rest(rig)
 
 
 def test_the_donors_own_service_gets_its_replica_back_when_it_is_given_more() -> None:
