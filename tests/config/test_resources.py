@@ -43,6 +43,9 @@ POLICY: dict[str, Any] = {
         "affinity": "s2",
     },
 }
+RULES = (
+    "allocation", "load", "prediction", "stageGuard", "settleS", "priorityBase", "overload", "donorMargin", "maxTransitions",
+)  # fmt: skip
 POOL: dict[str, Any] = {
     "apiVersion": "trimtab.dev/v1",
     "kind": "Pool",
@@ -128,6 +131,13 @@ def test_a_bad_resource_is_refused_with_the_path_of_the_field(
         (POOL, "spec.rules", {"stageGuard": 1}, "spec.rules.stageGuard", "must be true or false, not 1"),
         (POOL, "spec.rules", {"maxTransitions": 1.5}, "spec.rules.maxTransitions", "must be a whole number, not 1.5"),
         (POOL, "spec.rules", {"settelS": 2}, "spec.rules.settelS", "unknown field, did you mean settleS?"),
+        (
+            POOL,
+            "spec.rules",
+            {"colour": "red"},
+            "spec.rules.colour",
+            f"unknown field; there are {', '.join(RULES)}",
+        ),
         (POOL, "spec.rules", "plain", "spec.rules", "must be a mapping of fields, not 'plain'"),
         (POOL, "spec.rules", [1], "spec.rules", "must be a mapping of fields, not a list"),
         (POOL, "spec.rules", {"load": 0.9}, "spec.rules.load", "must be a mapping of fields, not 0.9"),

@@ -206,8 +206,8 @@ def _describe(model: type[Spec], fault: ErrorDetails) -> str:
     if fault["type"] != "extra_forbidden":
         return text
     part = _part_at(model, fault["loc"][:-1])
-    known = () if part is None else (field.alias or name for name, field in part.model_fields.items())
-    return text + suggestion(str(fault["loc"][-1]), known)
+    known = [] if part is None else [field.alias or name for name, field in part.model_fields.items()]
+    return text + (suggestion(str(fault["loc"][-1]), known) or f"; there are {', '.join(known)}")
 
 
 def _part_at(model: type[Spec], location: tuple[int | str, ...]) -> type[Spec] | None:
