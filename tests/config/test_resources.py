@@ -44,7 +44,8 @@ POLICY: dict[str, Any] = {
     },
 }
 RULES = (
-    "allocation", "load", "prediction", "stageGuard", "settleS", "priorityBase", "overload", "donorMargin", "maxTransitions",
+    "allocation", "load", "prediction", "stageGuard", "settleS", "priorityBase", "overload", "donorMargin",
+    "maxTransitions",
 )  # fmt: skip
 POOL: dict[str, Any] = {
     "apiVersion": "trimtab.dev/v1",
