@@ -57,7 +57,7 @@ class Evaluation:
         return pooled(parts) if parts else None
 
     def lost_requests(self) -> float | None:
-        """Of all runs together. None where some are missing and the others lost none: nobody knows whether those did."""
+        """Of all runs together. None where some are missing and the others lost none: those may have lost some."""
         lost = sum(run.total.lost for run in self.runs.values())
         whole = len(self.runs) == len(self.policies) * len(self.traces) * len(self.seeds)
         return float(lost) if lost or whole else None
