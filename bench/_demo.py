@@ -157,14 +157,15 @@ def together(samples: Sequence[Sample]) -> Sample:
 
 
 def compare(live: Sequence[Sample], virtual: Sequence[Sequence[Sample]], *, seed: int = 0) -> dict[str, Any]:
-    """Service → p50 or p95 → latency → both figures, their relative error and the sampling error.
+    """Service → p50 or p95 → latency → both figures, their relative error, the sampling error, what single runs give.
 
     `live` has a run for each trace, `virtual` has for each trace its runs from different moments on. The error is
     positive where virtual time is slower. `sampling`: `SAMPLING_SHARE` of live measurements of a world that is exactly
-    the virtual one would be no further off.
+    the virtual one would be no further off. `least_s` and `most_s`: of single virtual runs.
     """
     real, model = together(live), together([one for runs in virtual for one in runs])
     chance = np.random.default_rng(seed)
+    singles = [together([one]) for runs in virtual for one in runs]
     draws = [together([runs[int(chance.integers(len(runs)))] for runs in virtual]) for _ in range(DRAWS)]
     return {
         service: {
@@ -173,6 +174,7 @@ def compare(live: Sequence[Sample], virtual: Sequence[Sequence[Sample]], *, seed
                     float(np.quantile(real[service][latency], at)),
                     float(np.quantile(model[service][latency], at)),
                     [float(np.quantile(draw[service][latency], at)) for draw in draws],
+                    [float(np.quantile(single[service][latency], at)) for single in singles],
                 )
                 for latency in LATENCIES
             }
@@ -182,13 +184,15 @@ def compare(live: Sequence[Sample], virtual: Sequence[Sequence[Sample]], *, seed
     }
 
 
-def _against(live_s: float, virtual_s: float, drawn_s: Sequence[float]) -> dict[str, float]:
+def _against(live_s: float, virtual_s: float, drawn_s: Sequence[float], single_s: Sequence[float]) -> dict[str, float]:
     off = [abs(virtual_s / one_s - 1) for one_s in drawn_s]
     return {
         "live_s": live_s,
         "virtual_s": virtual_s,
         "error": virtual_s / live_s - 1,
         "sampling": float(np.quantile(off, SAMPLING_SHARE)),
+        "least_s": min(single_s),
+        "most_s": max(single_s),
     }
 
 

@@ -260,7 +260,8 @@ def _print_demo(found: dict[str, Any]) -> None:
             for latency, figures in latencies.items():
                 print(
                     f"    {service:7s} {latency:4s} {share}: live {figures['live_s']:.3f} s, virtual "
-                    f"{figures['virtual_s']:.3f} s, {figures['error']:+.1%} (chance: {figures['sampling']:.1%})"
+                    f"{figures['virtual_s']:.3f} s, {figures['error']:+.1%} (chance: {figures['sampling']:.1%}; single "
+                    f"virtual runs: {figures['least_s']:.3f} to {figures['most_s']:.3f} s)"
                 )
 
 
@@ -270,10 +271,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--seconds", type=float, default=90.0, help="length of each live run of a case")
     parser.add_argument("--case", choices=[*sorted(RATES_RPS), "none"], help="only this one")
-    parser.add_argument("--demo", action="store_true", help="compare the demo's pool, too: half an hour more")
+    parser.add_argument("--demo", action="store_true", help="compare the demo's pool, too: 40 minutes more")
     parser.add_argument("--demo-seconds", type=float, default=280.0, help="length of each live run of the demo's pool")
     parser.add_argument(
-        "--demo-runs", type=int, default=4, help="live runs of the demo's pool, each with its own trace"
+        "--demo-runs", type=int, default=6, help="live runs of the demo's pool, each with its own trace"
     )
     parser.add_argument("--live-folder", type=Path, help="keeps the demo's live runs; those in it are not made again")
     parser.add_argument("--seed", type=int, default=1)

@@ -68,6 +68,7 @@ def test_the_error_is_of_pooled_quantiles_and_chance_is_what_single_virtual_runs
     found = compare([high], [[low, high]])["chat"]["p50"]["ttft"]
     assert (found["live_s"], found["virtual_s"]) == (2.0, 1.0)
     assert found["error"] == pytest.approx(-0.5)
+    assert (found["least_s"], found["most_s"]) == (1.0, 2.0)
     assert found["sampling"] == pytest.approx(0.5)
     same = compare([low], [[low, low]])["chat"]["p95"]["e2e"]
     assert (same["error"], same["sampling"]) == (0.0, 0.0)
