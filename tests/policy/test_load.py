@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from policy_engine.core.load import ArrivalMemory, Load, OutputMemory, load_of, remember_arrivals, remember_output
+from policy_engine.core.load import (
+    ArrivalMemory,
+    Load,
+    OutputMemory,
+    load_of,
+    recall,
+    remember_arrivals,
+    remember_output,
+)
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
 from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
@@ -134,7 +142,7 @@ def test_a_lull_between_two_bursts_is_no_end_of_them():
     assert (lull.work, lull.steady) == (pytest.approx(0.6), pytest.approx(2.0 / math.e + 0.5))
     assert lull.with_replicas(2, steady=True) == pytest.approx(lull.steady / 2)
     assert Load(3.0, 0.5, 2).steady == 3.5, "with nothing remembered, what arrives now is all there is"
-    assert remember_arrivals(memory, Load(3.0, 0.0, 2), 161.0, 0.0) == ArrivalMemory(), "nothing is remembered"
+    assert remember_arrivals(memory, Load(3.0, 0.0, 2), 161.0, 0.0).arriving == 3.0, "only the newest counts"
     assert remember_arrivals(memory, None, 161.0, 60.0) == memory, "what cannot be told changes nothing"
 
 
@@ -142,3 +150,49 @@ def test_a_load_is_divided_by_the_replicas_alone():
     assert Load(1.5, 0.5, 4).rho == 0.5
     assert Load(1.5, 0.5, 0).rho is None
     assert Load(0.0, 0.0, 0).with_replicas(1) == 0.0
+
+
+def recalled(arrivals, rule=RULE):
+    """The load after windows, one second apart, in which so much work arrived."""
+    memory = ArrivalMemory()
+    for second, work in enumerate(arrivals):
+        memory = remember_arrivals(memory, Load(work, 0.0, 2), 100.0 + second, rule.memory_s)
+    return recall(Load(arrivals[-1], 0.5, 2), memory, rule)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "rise"),
+    [
+        ((0.5, 0.9, 1.5), 2 * (0.5 - 0.15)),  # 0.5 replicas more each second, carried on for two seconds
+        ((0.1, 0.5, 0.9, 1.5), 2 * (0.5 - 0.15)),  # only the last two seconds count
+        ((0.5, 0.6, 0.8), 0.0),  # 0.15 each second is noise
+        ((1.5, 0.9, 0.5), 0.0),  # a fall is not carried on: who gives has to stay well if it ends
+        ((0.5, 1.5), 0.0),  # one second is too short to tell
+        ((1.5,), 0.0),
+    ],
+)
+def test_a_rise_is_carried_on(arrivals, rise):
+    found = recalled(arrivals)
+    assert found.rise == pytest.approx(rise)
+    assert found.rho == pytest.approx((arrivals[-1] + rise + 0.5) / 2)
+    assert recalled(arrivals, LoadRule(lead_s=0)).rise == 0.0
+
+
+def test_a_rise_is_no_part_of_the_steady_load():
+    calm, rising = recalled((0.5, 0.5, 0.5)), recalled((0.5, 0.5, 1.5))
+    assert rising.rise > 0
+    assert rising.steady - calm.steady == pytest.approx((1 - math.exp(-1 / 15)) * 1.0)
+
+
+def test_after_a_gap_a_rise_is_spread_over_it():
+    """Windows that could not be read do not make a slow change a steep one."""
+    memory = remember_arrivals(ArrivalMemory(), Load(0.5, 0.0, 2), 100.0, 15.0)
+    memory = remember_arrivals(memory, Load(2.5, 0.0, 2), 110.0, 15.0)
+    assert recall(Load(2.5, 0.0, 2), memory, RULE).rise == pytest.approx(2 * (0.2 - 0.15))
+
+
+def test_requests_and_their_rate_are_remembered_for_their_latency():
+    memory = remember_arrivals(ArrivalMemory(), load(view(running=30, waiting=10), front(rps=4.0)), 100.0, 15.0)
+    memory = remember_arrivals(memory, load(view(running=30, waiting=10), front(rps=4.0)), 101.0, 15.0)
+    found = recall(load(view(), front()), memory, RULE)
+    assert (found.requests, found.request_rps) == (pytest.approx(40.0), pytest.approx(4.0))

@@ -183,3 +183,22 @@ def test_priority_weighs_load_and_z():
     awake = {"chat-0", "slow-1", "code-2", "code-3"}
     assert moves(fast(pool_of(plain, awake, rules)))[1] == ["slow-2"]
     assert moves(fast(pool_of(weighed, awake, rules)))[1] == ["chat-2"]
+
+
+@pytest.mark.parametrize(
+    ("z", "work", "rescued"),
+    [
+        (2.0, 1.1, False),  # a surplus of Z says that this is noise
+        (2.0, 1.25, True),
+        (1.1, 1.1, True),
+        (1.1, 0.85, False),
+    ],
+)
+def test_a_surplus_of_share_takes_a_higher_load_for_a_rescue(z, work, rescued):
+    members = [loaded("chat", z, work, 1), loaded("code", 3.0, 0.3, 3)]
+    assert (moves(fast(pool_of(members, FOUR))) is not None) is rescued
+
+
+def test_a_surplus_never_lowers_what_a_rescue_takes():
+    members = [loaded("chat", 2.0, 1.4, 1), loaded("code", 3.0, 0.3, 3)]
+    assert moves(fast(pool_of(members, FOUR, PoolRules(load=LoadRule(rescue_above=1.5))))) is None

@@ -26,6 +26,11 @@ class LoadRule(Spec):
     must be at most `donor_below`, or below the receiver's by `margin`. A backlog is to be gone after
     `backlog_horizon_s`. To level loads, a member gains from `level_above` on, and a donor stays below it by
     `level_margin`; `allocation: level` does so by arrivals smoothed over `memory_s`.
+
+    Arrivals are told over a window, so a rise shows late: what it exceeds `rise_above` by (replicas' worth per second,
+    beyond noise) is carried on for `lead_s`; 0 for never. A member whose Z is in surplus is rescued only above
+    `surplus_rescue_above`. Where loads are level and steady, `allocation: level` also moves what makes requests quicker
+    by at least `latency_gain`, a share of the sum of their squared latencies; 0 for never.
     """
 
     enabled: bool = True
@@ -37,6 +42,10 @@ class LoadRule(Spec):
     level_margin: float = Field(0.3, ge=0, le=MAX_RATIO)
     memory_s: float = Field(15.0, ge=0, le=86_400)
     max_wakes: int = Field(2, ge=1, le=64)
+    lead_s: float = Field(2.0, ge=0, le=3600)
+    rise_above: float = Field(0.15, ge=0, le=MAX_RATIO)
+    surplus_rescue_above: float = Field(1.2, ge=0, le=MAX_RATIO)
+    latency_gain: float = Field(0.1, ge=0, le=1)
 
     @model_validator(mode="after")
     def _thresholds_are_in_order(self) -> Self:

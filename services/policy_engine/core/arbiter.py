@@ -4,7 +4,7 @@
   lost routable capacity and members whose load is more than they can do; the most pressed first. Sources in this order:
   idle GPUs, the member's own awake but held replicas, a donor's release.
 - *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it; with `allocation: level`, while everybody
-  is well, also a move that spreads the pool's room by what usually arrives.
+  is well, also a move that spreads the pool's room by what usually arrives, or else one that makes requests quicker.
 - Idle GPUs are always given, to the most pressed member that has demand: one in need by the fast loop, else by the slow
   one, since a gift that nobody needs is not worth a transition every few seconds.
 
@@ -23,6 +23,7 @@ from policy_engine.core.arena import EFFECT_AFTER_S, Arena, MemberState, Plan
 from policy_engine.core.bundle import NextTerms, bundled
 from policy_engine.core.donors import HEALTHY_Z, Terms
 from policy_engine.core.draft import ReplicaChange, Transition
+from policy_engine.core.latency import quicker
 from policy_engine.core.resolve import below_target, more_below_target
 from policy_engine.core.sources import Log, order, source
 from policy_engine.core.vocabulary import Candidate, Clamp, MemberKey, Region, Rule
@@ -80,7 +81,7 @@ def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
         move = _rebalance(arena, log)
         if move is not None:
             return move
-        level = _level(arena, log) if arena.rules.allocation == "level" else None
+        level = _level(arena, log) or _quicken(arena, log) if arena.rules.allocation == "level" else None
         if level is not None:
             return level
     holding = "; ".join(f"{event.member.key}: {event.why}, and nothing can serve it" for event in unserved)
@@ -131,10 +132,17 @@ def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
         why = f"lost {arena.lost_count(member.key)} of its awake replicas"
         return _Event(member, Rule.RESCUE_LOST_CAPACITY, why, _terms(arena, member))
     rho = member.load.rho if member.load is not None else None
-    if rho is not None and share.fit and rho > arena.rules.load.rescue_above:
+    if rho is not None and share.fit and rho > _rescue_above(arena, member):
         why = f"ρ = {rho:.2f}: more work comes than its replicas can do"
         return _Event(member, Rule.RESCUE_LOAD, why, _terms(arena, member))
     return None
+
+
+def _rescue_above(arena: Arena, member: MemberState) -> float:
+    """From which ρ on it is rescued: a surplus of Z says that a little more is noise."""
+    rule = arena.rules.load
+    surplus = member.share.region == Region.SURPLUS
+    return max(rule.rescue_above, rule.surplus_rescue_above) if surplus else rule.rescue_above
 
 
 def _enough(arena: Arena, member: MemberState) -> Terms | None:
@@ -238,6 +246,15 @@ def _level(arena: Arena, log: Log) -> Verdict | None:
         if plan is not None:
             return _verdict(arena, bundled(arena, member, plan, more), Rule.LEVEL_LOAD, why, member, log)
     return None
+
+
+def _quicken(arena: Arena, log: Log) -> Verdict | None:
+    """With loads level and steady, the move that makes requests quicker, if there is one."""
+    found = quicker(arena, log)
+    if found is None:
+        return None
+    why = f"with a replica more the sum of squared latencies falls by {found.gain:.0%}"
+    return _verdict(arena, found.plan, Rule.LEVEL_LATENCY, why, found.member, log)
 
 
 def _overloaded(arena: Arena) -> bool:

@@ -2,7 +2,7 @@
 
     arriving = arriving prompt tokens / capacity_prefill + arriving output tokens / capacity_decode
     backlog  = (what the queue will ask for) / horizon + (running requests beyond what arrives can explain)
-    ρ        = (arriving + backlog) / routable replicas
+    ρ        = (arriving + what a rise of it leads to + backlog) / routable replicas
 
 Z looks at what requests get now; ρ at what is coming, before it is felt: 1 means that the routable replicas are just
 enough. Work is counted in replicas, so it is one scale for all models, and it does not depend on how many replicas
@@ -18,7 +18,7 @@ is taken where that is less.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.poolrules import LoadRule
@@ -28,6 +28,8 @@ from trimtab.words import Role
 # The memory of tokens per finished request: long against a window, short against a change of what is asked.
 OUTPUT_MEMORY_S = 60.0
 FEW_REQUESTS_RPS = 1e-3
+# A rise is measured over at least this long: from one window to the next it is mostly noise.
+RISE_OVER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +51,22 @@ class Load:
     """Work in replicas. `rho` is None without a routable replica, where any work is too much.
 
     `usual` is what arrived on average of late; None where nothing is remembered, and what arrives now stands for it.
+    `rise` is what more will arrive in a moment, by how arrivals rise. `requests` run or wait and `request_rps` arrive,
+    both on average of late.
     """
 
     arriving: float
     backlog: float
     routable: int
     usual: float | None = None
+    rise: float = 0.0
+    requests: float = 0.0
+    request_rps: float = 0.0
 
     @property
     def work(self) -> float:
         """All of it."""
-        return self.arriving + self.backlog
+        return self.arriving + self.rise + self.backlog
 
     @property
     def steady(self) -> float:
@@ -96,20 +103,50 @@ def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalMemory:
-    """The mean of arriving work, in replicas."""
+    """Means of arriving work in replicas, of requests and of their rate; and what arrived in the newest windows.
+
+    `recent` has the ends of windows and the work that arrived in them, oldest first: back to the newest that ended
+    `RISE_OVER_S` or more before the last.
+    """
 
     arriving: float = 0.0
+    requests: float = 0.0
+    request_rps: float = 0.0
     window_end_s: float | None = None
+    recent: tuple[tuple[float, float], ...] = ()
 
 
 def remember_arrivals(memory: ArrivalMemory, load: Load | None, end_s: float | None, memory_s: float) -> ArrivalMemory:
-    """The memory after this window, with weights that fall to 1/e in `memory_s`; 0 remembers nothing."""
-    if memory_s <= 0 or load is None or end_s is None or end_s == memory.window_end_s:
-        return memory if memory_s > 0 else ArrivalMemory()
+    """The memory after this window, with weights that fall to 1/e in `memory_s`; with 0 only the newest counts."""
+    if load is None or end_s is None or end_s == memory.window_end_s:
+        return memory
+    new = ArrivalMemory(load.arriving, load.requests, load.request_rps, end_s, ((end_s, load.arriving),))
     if memory.window_end_s is None or end_s < memory.window_end_s:
-        return ArrivalMemory(load.arriving, end_s)
-    kept = math.exp(-(end_s - memory.window_end_s) / memory_s)
-    return ArrivalMemory(kept * memory.arriving + (1 - kept) * load.arriving, end_s)
+        return new
+    kept = math.exp(-(end_s - memory.window_end_s) / memory_s) if memory_s > 0 else 0.0
+    far = [item for item in memory.recent if end_s - item[0] >= RISE_OVER_S]
+    near = [item for item in memory.recent if end_s - item[0] < RISE_OVER_S]
+    return ArrivalMemory(
+        kept * memory.arriving + (1 - kept) * new.arriving,
+        kept * memory.requests + (1 - kept) * new.requests,
+        kept * memory.request_rps + (1 - kept) * new.request_rps,
+        end_s,
+        (*far[-1:], *near, *new.recent),
+    )
+
+
+def recall(load: Load, memory: ArrivalMemory, rule: LoadRule) -> Load:
+    """The load with what is usual, and with what a rise of its arrivals leads to."""
+    rise = rule.lead_s * max(0.0, _rise_per_s(memory) - rule.rise_above)
+    return replace(load, usual=memory.arriving, rise=rise, requests=memory.requests, request_rps=memory.request_rps)
+
+
+def _rise_per_s(memory: ArrivalMemory) -> float:
+    """How fast arrivals rise, in replicas per second; 0 before they were seen for long enough."""
+    if not memory.recent:
+        return 0.0
+    (first_s, first), (last_s, last) = memory.recent[0], memory.recent[-1]
+    return (last - first) / (last_s - first_s) if last_s - first_s >= RISE_OVER_S else 0.0
 
 
 def load_of(
@@ -153,7 +190,8 @@ def load_of(
         each = memory.tokens if memory.tokens is not None else _each(output_tps, front)
         backlog += queued * each / decode_tps / rule.backlog_horizon_s
         backlog += max(0.0, running / tpot_s - output_tps) / decode_tps
-    return Load(arriving, backlog, routable)
+    rps = front.arrival_rps.number(0.0)
+    return Load(arriving, backlog, routable, requests=running + queued, request_rps=rps)
 
 
 def _output_tps(front: FrontDoor, memory: OutputMemory) -> float | None:

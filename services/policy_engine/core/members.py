@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from policy_engine.core.arena import EFFECT_AFTER_S, LOST, MemberState, ReplicaFacts
 from policy_engine.core.draft import Transition
 from policy_engine.core.guards import QueueMemory, check_guards, lost_ratio, remember_queue
-from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, remember_arrivals, remember_output
+from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, recall, remember_arrivals, remember_output
 from policy_engine.core.overlay import OverlayReplica, member_key
 from policy_engine.core.predict import Elasticity, await_effect, congestion, learn
 from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
@@ -127,8 +127,8 @@ def _one(
     queue = remember_queue(memory.queue, view, front, routable=routable)
     load = load_of(rules.load, profile, view, front, tpot_s=policy.spec.slo.tpot_s, routable=routable, memory=output)
     arrivals = remember_arrivals(memory.arrivals, load, front.window_end_s, rules.load.memory_s)
-    if load is not None and rules.load.memory_s > 0:
-        load = replace(load, usual=arrivals.arriving)
+    if load is not None:
+        load = recall(load, arrivals, rules.load)
     began_at_s = memory.began_at_s
     if memory.was_idle and not share.idle:
         began_at_s = view.window_end_s

@@ -58,11 +58,14 @@ def capacity_z(z: float, load: Load, *, after: int, lost_at_capacity: float) -> 
         return None
     if then is None:
         return 0.0
-    return z * _speed(then, lost_at_capacity) / _speed(now, lost_at_capacity)
+    return z * speed(then, lost_at_capacity) / speed(now, lost_at_capacity)
 
 
-def _speed(rho: float, lost_at_capacity: float) -> float:
-    """Falls to `SLOWEST` in a straight line, and from there as 1/ρ, so that more load is always slower."""
+def speed(rho: float, lost_at_capacity: float) -> float:
+    """Of a request under load ρ, an idle replica's being 1.
+
+    Falls to `SLOWEST` in a straight line, and from there as 1/ρ, so that more load is always slower.
+    """
     straight = 1.0 - lost_at_capacity * rho
     if straight >= SLOWEST or lost_at_capacity <= 0:
         return max(SLOWEST, straight)

@@ -37,6 +37,7 @@ class Rule(StrEnum):
     OPERATOR = "OPERATOR"
     RESCUE_LOAD = "RESCUE_LOAD"
     LEVEL_LOAD = "LEVEL_LOAD"
+    LEVEL_LATENCY = "LEVEL_LATENCY"
 
 
 class ClampKind(StrEnum):

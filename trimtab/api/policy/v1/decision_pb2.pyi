@@ -76,6 +76,8 @@ class _RuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rule.ValueType],
     """More work than the routable replicas can do is coming, before it is felt."""
     RULE_LEVEL_LOAD: _Rule.ValueType  # 17
     """A move towards the allocation that load asks for."""
+    RULE_LEVEL_LATENCY: _Rule.ValueType  # 18
+    """A move after which requests are quicker, while nobody is in need and loads are steady."""
 
 class Rule(_Rule, metaclass=_RuleEnumTypeWrapper):
     """The rule that fired. Closed, append-only: these are metric labels."""
@@ -100,6 +102,8 @@ RULE_RESCUE_LOAD: Rule.ValueType  # 16
 """More work than the routable replicas can do is coming, before it is felt."""
 RULE_LEVEL_LOAD: Rule.ValueType  # 17
 """A move towards the allocation that load asks for."""
+RULE_LEVEL_LATENCY: Rule.ValueType  # 18
+"""A move after which requests are quicker, while nobody is in need and loads are steady."""
 Global___Rule: _TypeAlias = Rule  # noqa: Y015
 
 class _ClampKind:

@@ -859,6 +859,10 @@ class LoadRule(_message.Message):
     MEMORY_S_FIELD_NUMBER: _builtins.int
     MAX_WAKES_FIELD_NUMBER: _builtins.int
     LEVEL_MARGIN_FIELD_NUMBER: _builtins.int
+    LEAD_S_FIELD_NUMBER: _builtins.int
+    RISE_ABOVE_FIELD_NUMBER: _builtins.int
+    SURPLUS_RESCUE_ABOVE_FIELD_NUMBER: _builtins.int
+    LATENCY_GAIN_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     rescue_above: _builtins.float
     donor_below: _builtins.float
@@ -871,6 +875,14 @@ class LoadRule(_message.Message):
     """Replicas that a receiver gains in one transition while its load is above its limit."""
     level_margin: _builtins.float
     """In levelling, a donor's load stays below the receiver's by this."""
+    lead_s: _builtins.float
+    """A rise of arrivals is carried on for so long; 0 for never."""
+    rise_above: _builtins.float
+    """What a rise exceeds this by is carried on, in replicas' worth per second."""
+    surplus_rescue_above: _builtins.float
+    """A member whose Z is in surplus is rescued only above this load."""
+    latency_gain: _builtins.float
+    """A steady pool moves what lowers the sum of squared latencies by this share; 0 for never."""
     def __init__(
         self,
         *,
@@ -883,10 +895,14 @@ class LoadRule(_message.Message):
         memory_s: _builtins.float | None = ...,
         max_wakes: _builtins.int | None = ...,
         level_margin: _builtins.float | None = ...,
+        lead_s: _builtins.float | None = ...,
+        rise_above: _builtins.float | None = ...,
+        surplus_rescue_above: _builtins.float | None = ...,
+        latency_gain: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_horizon_s: _TypeAlias = _typing.Literal["backlog_horizon_s"]  # noqa: Y015
     _WhichOneofArgType__backlog_horizon_s: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s"]  # noqa: Y015
@@ -894,6 +910,10 @@ class LoadRule(_message.Message):
     _WhichOneofArgType__donor_below: _TypeAlias = _typing.Literal["_donor_below", b"_donor_below"]  # noqa: Y015
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__latency_gain: _TypeAlias = _typing.Literal["latency_gain"]  # noqa: Y015
+    _WhichOneofArgType__latency_gain: _TypeAlias = _typing.Literal["_latency_gain", b"_latency_gain"]  # noqa: Y015
+    _WhichOneofReturnType__lead_s: _TypeAlias = _typing.Literal["lead_s"]  # noqa: Y015
+    _WhichOneofArgType__lead_s: _TypeAlias = _typing.Literal["_lead_s", b"_lead_s"]  # noqa: Y015
     _WhichOneofReturnType__level_above: _TypeAlias = _typing.Literal["level_above"]  # noqa: Y015
     _WhichOneofArgType__level_above: _TypeAlias = _typing.Literal["_level_above", b"_level_above"]  # noqa: Y015
     _WhichOneofReturnType__level_margin: _TypeAlias = _typing.Literal["level_margin"]  # noqa: Y015
@@ -906,12 +926,20 @@ class LoadRule(_message.Message):
     _WhichOneofArgType__memory_s: _TypeAlias = _typing.Literal["_memory_s", b"_memory_s"]  # noqa: Y015
     _WhichOneofReturnType__rescue_above: _TypeAlias = _typing.Literal["rescue_above"]  # noqa: Y015
     _WhichOneofArgType__rescue_above: _TypeAlias = _typing.Literal["_rescue_above", b"_rescue_above"]  # noqa: Y015
+    _WhichOneofReturnType__rise_above: _TypeAlias = _typing.Literal["rise_above"]  # noqa: Y015
+    _WhichOneofArgType__rise_above: _TypeAlias = _typing.Literal["_rise_above", b"_rise_above"]  # noqa: Y015
+    _WhichOneofReturnType__surplus_rescue_above: _TypeAlias = _typing.Literal["surplus_rescue_above"]  # noqa: Y015
+    _WhichOneofArgType__surplus_rescue_above: _TypeAlias = _typing.Literal["_surplus_rescue_above", b"_surplus_rescue_above"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__backlog_horizon_s) -> _WhichOneofReturnType__backlog_horizon_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__donor_below) -> _WhichOneofReturnType__donor_below | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_gain) -> _WhichOneofReturnType__latency_gain | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lead_s) -> _WhichOneofReturnType__lead_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__level_above) -> _WhichOneofReturnType__level_above | None: ...
     @_typing.overload
@@ -924,6 +952,10 @@ class LoadRule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_s) -> _WhichOneofReturnType__memory_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rescue_above) -> _WhichOneofReturnType__rescue_above | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rise_above) -> _WhichOneofReturnType__rise_above | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__surplus_rescue_above) -> _WhichOneofReturnType__surplus_rescue_above | None: ...
 
 Global___LoadRule: _TypeAlias = LoadRule  # noqa: Y015
 

@@ -1,0 +1,104 @@
+"""Which move makes requests quicker while nobody is in need and loads are steady.
+
+By Little's law a member's requests in service, divided by how many arrive, are how long one takes. With other replicas
+they take as much longer as each is served slower (`predict.speed`). A move is judged by the sum over all members of
+`requests per second · latency²`: squared, for it is the long requests that clients wait for. Those of 600 tokens gain
+more by a replica than those of 100 tokens lose.
+
+Levelling by load leaves such moves out: a member with short requests may well be more loaded than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.donors import Terms
+from policy_engine.core.predict import speed
+from policy_engine.core.sources import Log, source
+from policy_engine.core.vocabulary import MemberKey
+
+# Who moved a moment ago is still seen as it was before.
+SETTLED_AFTER_S = 10.0
+# Arrivals that differ by more from the usual ones are on their way elsewhere.
+STEADY_RATIO = 0.2
+FEWEST_RPS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Quicker:
+    """A move, and the share by which it lowers the sum of squared latencies."""
+
+    member: MemberState
+    plan: Plan
+    gain: float
+
+
+def burden(member: MemberState, replicas: int) -> float:
+    """The member's requests per second times its squared latency in s², as predicted; 0 where little is known of it."""
+    load = member.load
+    if load is None or load.requests <= 0 or load.request_rps < FEWEST_RPS or load.routable <= 0:
+        return 0.0
+    now, then = load.with_replicas(load.routable, steady=True), load.with_replicas(replicas, steady=True)
+    if now is None or then is None:
+        return float("inf")
+    slower = speed(now, member.lost_at_capacity) / speed(then, member.lost_at_capacity)
+    return member.weight * load.request_rps * (load.requests / load.request_rps * slower) ** 2
+
+
+def quicker(arena: Arena, log: Log) -> Quicker | None:
+    """The move that lowers the burden most, if it does so by the rule's share; None without one."""
+    rule = arena.rules.load
+    total = sum(burden(member, arena.awake_count(member.key)) for member in arena.members)
+    if rule.latency_gain <= 0 or not 0 < total < float("inf"):
+        return None
+    best: Quicker | None = None
+    for member in sorted(arena.members, key=lambda item: item.key):
+        rho = member.rho_by(steady=True)
+        if rho is None or rho <= rule.level_above or not _settled(member):
+            continue
+        plan = source(arena, member, log, Terms(member.key, 0.0, rule.donor_below, steady=True))
+        if plan is None or plan.cold_starts or not _donors_may(arena, plan):
+            continue
+        gain = _gain(arena, plan) / total
+        if gain >= rule.latency_gain and (best is None or gain > best.gain):
+            best = Quicker(member, plan, gain)
+    return best
+
+
+def _settled(member: MemberState) -> bool:
+    """Its load can be told, is as usual, and no move of its own is on its mind."""
+    load = member.load
+    if load is None or not member.share.fit:
+        return False
+    if member.moved_ago_s is not None and member.moved_ago_s < SETTLED_AFTER_S:
+        return False
+    return abs(load.work - load.steady) <= STEADY_RATIO * max(1.0, load.steady)
+
+
+def _donors_may(arena: Arena, plan: Plan) -> bool:
+    """Their loads are steady, too, and within the limit also by what arrives now."""
+    for key, released in plan.released_by_member:
+        member = arena.member(key)
+        rho = None if member.load is None else member.load.with_replicas(arena.routable_count(key) - released)
+        if not _settled(member) or rho is None or rho * member.weight > arena.rules.load.donor_below:
+            return False
+    return True
+
+
+def _gain(arena: Arena, plan: Plan) -> float:
+    """By how much the burden falls; negative where it rises."""
+    return sum(
+        burden(arena.member(key), arena.awake_count(key)) - burden(arena.member(key), arena.awake_count(key) + change)
+        for key, change in _changes(plan).items()
+    )
+
+
+def _changes(plan: Plan) -> Mapping[MemberKey, int]:
+    found: dict[MemberKey, int] = {}
+    for item in plan.wakes:
+        found[item.member] = found.get(item.member, 0) + 1
+    for key, released in plan.released_by_member:
+        found[key] = found.get(key, 0) - released
+    return found
