@@ -16,6 +16,7 @@ from actuator.core import holds
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.fencing import Refused
 from actuator.core.model import ActionKind, Floor, Operation, OperationKind, OperationState, State, StepKind
+from actuator.core.tick import tick
 from actuator.core.world import World
 from trimtab.words import HoldOwner, LifeCycle, Role
 
@@ -290,6 +291,22 @@ def test_it_does_not_wake_more_gpus_than_the_budget() -> None:
         assert len(prewarms(rig)) == count
 
 
+def test_a_server_that_would_come_up_on_more_gpus_than_are_made_free_keeps_the_others_cold() -> None:
+    """Where memory is measured it is known not to come up; elsewhere it may."""
+    overlay = [*OVERLAY, spec("big-0", 0, 1)]
+    rig = up(overlay=overlay, floors=floor(2))
+    rig.traffic = ()
+    cold(rig, "big-0")
+    cold(rig, "b-0")
+    rig.run(LIMITS.prewarm_after_s - STEP_S)
+    state, later_s = rig.memory, rig.now_s + LIMITS.prewarm_after_s
+    for measured in (True, False):
+        world = replace(rig.world(), measures_gpus=measured)
+        seen = {name: replace(sight, as_of_s=later_s) for name, sight in world.sights.items()}
+        opened = tick(state, replace(world, sights=seen), [], now_s=later_s, limits=LIMITS).state.operations
+        assert any(o.kind is OperationKind.PREWARM for o in opened.values()) is measured
+
+
 def test_where_nothing_can_be_made_or_deleted_the_switch_is_refused() -> None:
     request = PoolRequest(
         pool="p",
@@ -337,6 +354,18 @@ def test_no_other_sleeper_is_made_on_the_gpus_meanwhile() -> None:
     assert [step.replica for step in operation.steps] == ["a-0", "b-0"]
     assert rig.memory.replicas["a-0"].routable
     assert "c-0" not in rig.servers
+
+
+def test_no_correction_waits_for_the_gpus_meanwhile() -> None:
+    rig = up()
+    cold(rig, "b-0", "vanishes")
+    cold(rig, "c-0", "vanishes")
+    operation = begun(rig)
+    before = set(rig.memory.operations)
+    ended(rig, operation)
+    assert set(rig.memory.operations) == before
+    rig.run(60.0)
+    at_rest(rig)
 
 
 @pytest.mark.parametrize("how", ["restarts", "vanishes"])
@@ -424,6 +453,47 @@ def test_the_donors_own_service_gets_its_replica_back_when_it_is_given_more() ->
     assert ended(rig, operation).state is OperationState.CANCELLED
 
 
+def test_a_wake_beside_the_donor_on_a_gpu_of_the_cold_one_gets_it() -> None:
+    overlay = [spec("a-0", 0), spec("a-2", 2), spec("a-3", 3), spec("x-1", 1), spec("big-0", 0, 1)]
+    rig = Rig(gpus=4)
+    rig.apply(1, overlay, ["a-0", "a-2", "a-3"], prewarm=True)
+    assert rig.until_settled()
+    cold(rig, "big-0", "vanishes")
+    operation = begun(rig)
+    until(rig, lambda: "big-0" in rig.servers)
+    rig.apply(2, overlay, ["a-0", "a-2", "a-3", "x-1"], prewarm=True)
+    assert until(rig, lambda: serve(rig, ["x-1"])) <= 6.0
+    assert ended(rig, operation).state is OperationState.CANCELLED
+
+
+def test_a_cold_replica_that_leaves_the_pool_is_not_warmed_up_to_its_end() -> None:
+    rig = up()
+    cold(rig)
+    operation = booting(rig)
+    rig.apply(2, [item for item in OVERLAY if item.replica != "b-0"], SERVING, prewarm=True)
+    assert until(rig, lambda: serve(rig, SERVING)) <= 6.0
+    assert ended(rig, operation).state is OperationState.CANCELLED
+    until(rig, lambda: "b-0" not in rig.servers)
+    assert rig.broken == []
+
+
+def test_what_was_left_to_a_newer_state_is_not_taken_up_again() -> None:
+    rig = up()
+    cold(rig)
+    operation = booting(rig)
+    rig.apply(2, OVERLAY, ["c-0", "a-1", "a-2"], prewarm=True)
+    # The deletion of what booted takes its time, and meanwhile the donor, which is to sleep, starts anew.
+    rig.fleet.backend_errors = ["the backend is away"] * 2
+    rig.reboot("a-0")
+    rig.servers["a-0"].ready_s = rig.now_s + 2 * STEP_S
+    while not rig.operation(operation.operation_id).finished:
+        (donor,) = [s for s in rig.operation(operation.operation_id).steps if s.replica == "a-0"]
+        assert donor.state is OperationState.CANCELLED
+        rig.step()
+    until(rig, lambda: serve(rig, ["c-0"]))
+    assert rig.broken == []
+
+
 def test_a_transition_elsewhere_goes_on_beside_it() -> None:
     overlay = [*OVERLAY, spec("d-0", 3), spec("e-0", 3)]
     rig = Rig(gpus=4)
@@ -468,6 +538,20 @@ def test_it_is_taken_back_as_one_when(case: str) -> None:
         server.waiting, server.kv_usage = 0, 0.0
     until(rig, lambda: serve(rig, SERVING))
     assert rig.broken == []
+
+
+def test_a_floor_that_is_raised_in_time_keeps_two_donors_in_sight() -> None:
+    rig = Rig(gpus=4)
+    names = [f"a-{index}" for index in range(4)]
+    overlay = [*(spec(name, index) for index, name in enumerate(names)), spec("big-0", 0, 1)]
+    rig.apply(1, overlay, names, prewarm=True)
+    assert rig.until_settled()
+    cold(rig, "big-0", "vanishes")
+    operation = begun(rig)
+    rig.apply(2, overlay, names, prewarm=True, floors=floor(3), decision_id="d-1")
+    rig.step()
+    assert rig.operation(operation.operation_id).state is OperationState.ROLLED_BACK
+    assert serve(rig, names)
 
 
 def test_somebody_takes_it_back_by_hand() -> None:

@@ -156,7 +156,7 @@ def _serves(d: Draft, pool: Pool, replica: Replica) -> bool:
     """It is awake as it is meant to be, and all of that is seen."""
     sight = d.sight(replica.name)
     meant = replica.name in pool.awake and replica.name in pool.effective_awake
-    seen = sight is not None and sight.healthy and sight.in_flight is not None and sight.waiting == 0
+    seen = sight is not None and sight.healthy and sight.in_flight is not None
     return meant and replica.routable and replica.told_to_sleep is None and seen
 
 
