@@ -477,20 +477,22 @@ def test_a_cold_replica_that_leaves_the_pool_is_not_warmed_up_to_its_end() -> No
     assert rig.broken == []
 
 
-def test_what_was_left_to_a_newer_state_is_not_taken_up_again() -> None:
+def test_what_it_never_began_is_not_taken_up_by_its_roll_back() -> None:
     rig = up()
     cold(rig)
-    operation = booting(rig)
-    rig.apply(2, OVERLAY, ["c-0", "a-1", "a-2"], prewarm=True)
-    # The deletion of what booted takes its time, and meanwhile the donor, which is to sleep, starts anew.
-    rig.fleet.backend_errors = ["the backend is away"] * 2
-    rig.reboot("a-0")
-    rig.servers["a-0"].ready_s = rig.now_s + 2 * STEP_S
+    rig.servers["a-0"].slow_sleep_s = 15.0
+    operation = begun(rig)
+    until(rig, lambda: rig.memory.replicas["a-0"].told_to_sleep is not None)
+    rig.cancel(operation.operation_id, "not now")
+    rig.servers["b-0"].waits, rig.servers["b-0"].ready_s = False, rig.now_s
+    rounds = 0
     while not rig.operation(operation.operation_id).finished:
-        (donor,) = [s for s in rig.operation(operation.operation_id).steps if s.replica == "a-0"]
-        assert donor.state is OperationState.CANCELLED
+        assert rig.operation(operation.operation_id).steps[1].state is OperationState.CANCELLED
         rig.step()
-    until(rig, lambda: serve(rig, ["c-0"]))
+        rounds += 1
+    assert rounds * STEP_S >= 10.0, "it waited until the donor slept"
+    assert rig.life_cycles()["b-0"] == "sleeping", "a correction's work"
+    until(rig, lambda: serve(rig, SERVING))
     assert rig.broken == []
 
 
