@@ -14,6 +14,9 @@ STEP_S = 0.5
 START_S, FIRST_SLEEP_S, SLEEP_S, WAKE_S, MEMORY_LAG_S = 3.0, 4.0, 1.0, 1.0, 2.0
 PROBE_TIMEOUT_S, CANARY_TIMEOUT_S = 2.0, 5.0
 AWAKE_GIB, ASLEEP_GIB = 34.0, 1.4
+# Servers of this service pause nothing before they sleep, their engine just does not answer while they move; nor do
+# they say how deep they sleep.
+OLDER_RELEASE = "b"
 
 LIMITS = Limits(
     starting_s=60.0,
@@ -165,8 +168,11 @@ class Fleet:
             return Sight(
                 as_of_s=self.now_s, healthy=False, misses=self.misses.get(name, 0) + 1, refused=not server.silent
             )
+        if server.moving is not None and server.spec.service == OLDER_RELEASE:
+            return Sight(as_of_s=self.now_s, healthy=True, error="/is_sleeping does not answer")
         # It stops its scheduler first, and gives its memory up last.
         falling_asleep = server.moving is ActionKind.SLEEP and not server.asleep
+        says_level = server.asleep and server.moving is None and server.spec.service != OLDER_RELEASE
         return Sight(
             as_of_s=self.now_s,
             healthy=True,
@@ -175,6 +181,7 @@ class Fleet:
             in_flight=0 if server.asleep else len(server.requests),
             waiting=server.waiting,
             kv_usage=server.kv_usage,
+            sleep_level=server.level if says_level else None,
         )
 
     def _used(self, index: int) -> float:
@@ -207,7 +214,7 @@ class Fleet:
             server.asleep = server.slept_before = True
             server.proved = False
             server.memory_free_s = self.now_s + MEMORY_LAG_S
-            server.has_weights = server.level == 1
+            server.has_weights = server.has_weights and server.level == 1
         else:
             server.asleep = False
             server.has_weights = server.has_weights or server.level == 2
@@ -281,8 +288,8 @@ class Fleet:
         self._check_exclusive(action.replica, server.spec, "woken")
         if server.moving is None:
             server.moving, server.move_ends_s = ActionKind.WAKE, self.now_s + WAKE_S
-            # Woken as one that kept its weights: what it lost stays lost.
-            server.level = min(server.level, action.sleep_level)
+            # The weights are loaded again, or what it lost stays lost, whatever the level that it slept at last.
+            server.level = action.sleep_level
         return None
 
     def ended(self, doing: Doing) -> Outcome | None:

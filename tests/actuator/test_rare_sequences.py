@@ -221,6 +221,20 @@ def test_a_sleeper_whose_record_was_lost_is_woken_as_deep_as_its_pool_says() -> 
     assert rig.broken == [], "no token before the weights are back"
 
 
+def test_a_sleeper_whose_record_was_lost_sleeps_as_deep_as_its_pool_said_first() -> None:
+    rig = up(sleep_level=2)
+    rig.crash()
+    rig.stored = State()
+    rig.restart()
+    rig.run(2.0)
+    rig.apply(2, OVERLAY, ["a-0", "a-1"], sleep_level=2)
+    rig.run(2.0)
+    rig.apply(3, OVERLAY, ["b-0", "a-1"], sleep_level=1)
+    rig.run(30.0)
+    assert rig.memory.replicas["b-0"].routable
+    assert rig.broken == [], "no token before the weights are back"
+
+
 def test_a_pool_whose_level_changes_while_a_server_falls_asleep_knows_how_deep_that_one_sleeps() -> None:
     rig = up(sleep_level=2)
     rig.apply(2, OVERLAY, ["b-0", "a-1"], sleep_level=2)

@@ -16,13 +16,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from actuator_fleet_model import Request, Server
+from actuator_fleet_model import OLDER_RELEASE, Request, Server
 from actuator_rig import LIMITS, MAX_LOOK_LAG, STEP_S, Rig, spec
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actuator.core.fencing import Refused
-from actuator.core.model import Floor, Goal, OperationKind, OperationState, State, Step, StepKind
+from actuator.core.model import ActionKind, Floor, Goal, OperationKind, OperationState, State, Step, StepKind
 from trimtab.words import LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1), spec("big-0", 0, 1)]
@@ -90,8 +90,14 @@ class ClusterMachine(RuleBasedStateMachine):
     # What is asked
 
     @precondition(lambda self: self.alive)
-    @rule(awake=st.sampled_from(AWAKE_SETS), floor=st.booleans(), drain_s=st.sampled_from([1.0, 5.0]))
-    def apply(self, awake: list[str], floor: bool, drain_s: float) -> None:
+    @rule(
+        awake=st.sampled_from(AWAKE_SETS),
+        floor=st.booleans(),
+        drain_s=st.sampled_from([1.0, 5.0]),
+        sleep_level=st.sampled_from([None, None, 1, 2]),
+    )
+    def apply(self, awake: list[str], floor: bool, drain_s: float, sleep_level: int | None) -> None:
+        self.sleep_level = sleep_level or self.sleep_level
         floors = FLOOR if floor and "a-0" in awake else ()
         self.revision += 1
         self.apply_state(awake, floors=floors, drain_s=drain_s)
@@ -344,19 +350,28 @@ class ClusterMachine(RuleBasedStateMachine):
 
         What is awake is taken for serving, also one that somebody else woke without its weights: no server says that.
         """
-        unknown = [s for s in self.rig.servers.values() if not (s.asleep or s.has_weights)]
-        if not crashes or unknown:
+        if not crashes or not all(self.can_be_known(server) for server in self.rig.servers.values()):
             self.rig.stored = self.rig.memory
             return
         self.rig.crash()
-        for server in self.rig.servers.values():
-            server.proved = server.proved or server.ready_s <= self.rig.now_s + STEP_S
         self.rig.stored = State()
-        self.rig.restart()
         with self.rig.undisturbed():
+            # A new process comes later than the one before.
+            self.rig.step()
+            for server in self.rig.servers.values():
+                awake = not server.asleep and server.moving is None
+                server.proved = server.proved or (awake and server.ready_s <= self.rig.now_s + STEP_S)
+            self.rig.restart()
             self.rig.run(1.0)
         self.revision += 1
         self.apply_state(["a-0", "b-1"])
+
+    def can_be_known(self, server: Server) -> bool:
+        """Whether the server, or else its pool, tells that its weights are gone, if they are."""
+        falls_asleep = server.moving is ActionKind.SLEEP
+        level = self.sleep_level if server.spec.service == OLDER_RELEASE else server.level
+        keeps = server.has_weights and not (falls_asleep and server.level == 2)
+        return keeps or ((server.asleep or falls_asleep) and level == 2)
 
     @rule(errors=st.integers(1, 4))
     def backend_fails(self, errors: int) -> None:

@@ -195,6 +195,9 @@ def _compare_sleep(d: Draft, replica: Replica, sight: Sight) -> None:
     elif sight.sleeping and not sight.paused:
         if replica.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.STARTING):
             fall_asleep(d, replica, "found asleep")
+        elif replica.life_cycle is LifeCycle.SLEEPING and replica.sleep_level == 0:
+            # Found before its pool was known again, which may let the next ones sleep at another level.
+            d.keep(replace(replica, sleep_level=level_of_sleeper(d, replica)))
     elif sight.sleeping is not None and replica.life_cycle is LifeCycle.SLEEPING:
         start_again(d, replace(replica, sleep_level=level_of_sleeper(d, replica)), "found awake")
 
