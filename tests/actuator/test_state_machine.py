@@ -359,7 +359,8 @@ class ClusterMachine(RuleBasedStateMachine):
             # A new process comes later than the one before.
             self.rig.step()
             for server in self.rig.servers.values():
-                awake = not server.asleep and server.moving is None
+                # Awake by the time at which it is found.
+                awake = server.moving is ActionKind.WAKE if server.asleep else server.moving is None
                 server.proved = server.proved or (awake and server.ready_s <= self.rig.now_s + STEP_S)
             self.rig.restart()
             self.rig.run(1.0)
