@@ -369,4 +369,5 @@ def _hidden_still(state: State) -> list[str]:
         and step.asked is not ActionKind.SLEEP
         and step.replica in state.replicas
         and state.replicas[step.replica].life_cycle is LifeCycle.DRAINING
+        and state.replicas[step.replica].told_to_sleep is None
     ]
