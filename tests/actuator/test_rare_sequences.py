@@ -196,6 +196,22 @@ def test_a_token_that_comes_late_does_not_show_two_on_one_gpu() -> None:
     assert after.replicas["b-0"].life_cycle is LifeCycle.STARTING
 
 
+def test_a_sleep_that_is_taken_back_waits_for_the_memory_of_who_was_awake_beside_it() -> None:
+    rig = up()
+    rig.run(20.0)
+    rig.fleet.wake_by_hand("b-0")
+    rig.step()
+    rig.servers["a-1"].slow_sleep_s = 20.0
+    operation = rig.apply(2, OVERLAY, ["b-1"])
+    until_asked(rig, "a-0", ActionKind.SLEEP)
+    while not rig.servers["a-0"].asleep:
+        rig.step()
+    rig.cancel(operation.operation_id)
+    rig.run(60.0)
+    assert rig.life_cycles() == {"a-0": "active", "a-1": "active", "b-0": "sleeping", "b-1": "sleeping"}
+    assert rig.broken == [], "b-0 had not let go of its memory"
+
+
 def test_a_wake_that_took_too_long_does_not_forget_that_the_weights_are_gone() -> None:
     rig = up(sleep_level=2)
     pool = rig.memory.pools["p"]

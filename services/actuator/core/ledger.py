@@ -11,6 +11,9 @@ from actuator.core.model import Gpu, Limits, Replica, Spec
 from actuator.core.world import RunState, World
 from trimtab.words import LifeCycle
 
+# A server that fell asleep longer ago has let go of its memory, whether or not that was measured.
+_LETS_GO_WITHIN_S = 10.0
+
 
 def exited(replica: Replica, world: World) -> bool:
     """The backend says that its process is gone, so it uses no memory."""
@@ -88,8 +91,9 @@ def blockers(
 
 
 def _was_last(spec: Spec, replicas: Mapping[str, Replica], on_gpu: list[Replica]) -> bool:
+    """It was there last, and alone: one that fell asleep just before was awake beside it, and may hold memory still."""
     own = replicas.get(spec.replica)
-    return own is not None and all(own.since_s > other.since_s for other in on_gpu)
+    return own is not None and all(own.since_s - other.since_s > _LETS_GO_WITHIN_S for other in on_gpu)
 
 
 def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world: World) -> bool:
