@@ -15,9 +15,10 @@ from .test_arbiter import member, moves
 from .test_load_rules import fast, pool_of, slow
 
 
-def busy(name, work, routable, *, requests, rps, usual=None, **more):
+def busy(name, work, routable, *, requests, rps, usual=None, settled=True, **more):
     """A well served member in a steady state: by Little's law each of its requests takes `requests / rps` seconds."""
-    load = Load(work, 0.0, routable, usual=work if usual is None else usual, requests=requests, request_rps=rps)
+    usual = work if usual is None else usual
+    load = Load(work, 0.0, routable, usual=usual, requests=requests, request_rps=rps, settled=settled)
     return dataclasses.replace(member(name, 2.0), load=load, **more)
 
 
@@ -66,6 +67,8 @@ def test_long_requests_get_what_short_ones_hardly_miss():
         (questions(requests=150.0), answers(), "chat's latencies weigh more than the gain"),
         (questions(usual=0.4), answers(), "chat has more to do than usual"),
         (questions(), answers(usual=2.2), "code has less to do than usual"),
+        (questions(settled=False), answers(), "what chat usually has still changes"),
+        (questions(), answers(settled=False), "what code usually has still changes"),
         (questions(moved_ago_s=5.0), answers(), "chat has just moved"),
         (questions(), answers(moved_ago_s=5.0), "code has just moved"),
     ],

@@ -120,14 +120,18 @@ def test_outputs_are_what_requests_took_of_late_where_they_may_ask_for_more():
     assert load(view(), unknown, memory=known).arriving == pytest.approx(0.5 + 4 * 100 / 2000)
 
 
-def test_the_memory_of_outputs_moves_once_a_window_and_forgets_in_a_minute():
+def test_the_memory_of_outputs_moves_once_a_window_and_forgets_in_20_s():
     first = remember_output(NEW, view(decode_tps=400.0, request_rps=4.0))
     assert first.tokens == pytest.approx(100)
     assert remember_output(first, view(decode_tps=9000.0, request_rps=3.0)) == first, "the same window"
-    later = RoleSignals(role=Role.COLOCATED, window_end_s=160.0, decode_tps=ok(1000.0), request_rps=ok(2.0))
+    later = RoleSignals(role=Role.COLOCATED, window_end_s=120.0, decode_tps=ok(1000.0), request_rps=ok(2.0))
     kept = math.exp(-1)
     second = remember_output(first, later)
     assert second.tokens == pytest.approx((400 * kept + 1000 * (1 - kept)) / (4 * kept + 2 * (1 - kept)))
+    few = RoleSignals(role=Role.COLOCATED, window_end_s=120.0, decode_tps=ok(50.0), request_rps=ok(0.3))
+    kept = math.exp(-20 * 0.3 / 30)
+    third = remember_output(first, few)
+    assert third.decode_tps == pytest.approx(400 * kept + 50 * (1 - kept)), "six requests move it by a fifth"
     assert remember_output(second, view(decode_tps=missing(), request_rps=ok(1.0))) == second
     assert NEW.tokens is None
 
@@ -163,9 +167,9 @@ def recalled(arrivals, rule=RULE):
 @pytest.mark.parametrize(
     ("arrivals", "rise"),
     [
-        ((0.5, 0.9, 1.5), 2 * (0.5 - 0.15)),  # 0.5 replicas more each second, carried on for two seconds
-        ((0.1, 0.5, 0.9, 1.5), 2 * (0.5 - 0.15)),  # only the last two seconds count
-        ((0.5, 0.6, 0.8), 0.0),  # 0.15 each second is noise
+        ((0.5, 0.9, 1.5), 3 * (0.5 - 0.25)),  # 0.5 replicas more each second, carried on for three seconds
+        ((0.1, 0.5, 0.9, 1.5), 3 * (0.5 - 0.25)),  # only the last two seconds count
+        ((0.5, 0.6, 1.0), 0.0),  # 0.25 each second is noise
         ((1.5, 0.9, 0.5), 0.0),  # a fall is not carried on: who gives has to stay well if it ends
         ((0.5, 1.5), 0.0),  # one second is too short to tell
         ((1.5,), 0.0),
@@ -187,8 +191,8 @@ def test_a_rise_is_no_part_of_the_steady_load():
 def test_after_a_gap_a_rise_is_spread_over_it():
     """Windows that could not be read do not make a slow change a steep one."""
     memory = remember_arrivals(ArrivalMemory(), Load(0.5, 0.0, 2), 100.0, 15.0)
-    memory = remember_arrivals(memory, Load(2.5, 0.0, 2), 110.0, 15.0)
-    assert recall(Load(2.5, 0.0, 2), memory, RULE).rise == pytest.approx(2 * (0.2 - 0.15))
+    memory = remember_arrivals(memory, Load(4.5, 0.0, 2), 110.0, 15.0)
+    assert recall(Load(4.5, 0.0, 2), memory, RULE).rise == pytest.approx(3 * (0.4 - 0.25))
 
 
 def test_requests_and_their_rate_are_remembered_for_their_latency():
@@ -196,3 +200,18 @@ def test_requests_and_their_rate_are_remembered_for_their_latency():
     memory = remember_arrivals(memory, load(view(running=30, waiting=10), front(rps=4.0)), 101.0, 15.0)
     found = recall(load(view(), front()), memory, RULE)
     assert (found.requests, found.request_rps) == (pytest.approx(40.0), pytest.approx(4.0))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "settled"),
+    [
+        ([1.0] * 16, True),
+        ([1.0] * 15, False),  # not seen for the memory's 15 s yet
+        ([1.0] * 40 + [3.0] * 5, False),  # a step
+        ([1.0] * 40 + [3.0] * 60, True),  # is settled after some time
+        ([1.0] * 40 + [1.5] + [1.0] * 3, True),  # one window is none
+        ([0.04 * second for second in range(60)], False),  # a slow drift
+    ],
+)
+def test_arrivals_are_settled_when_what_is_usual_has_not_changed_for_a_while(arrivals, settled):
+    assert recalled(arrivals).settled is settled

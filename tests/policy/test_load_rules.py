@@ -186,16 +186,21 @@ def test_priority_weighs_load_and_z():
 
 
 @pytest.mark.parametrize(
-    ("z", "work", "rescued"),
+    ("z", "work", "settled", "rescued"),
     [
-        (2.0, 1.1, False),  # a surplus of Z says that this is noise
-        (2.0, 1.25, True),
-        (1.1, 1.1, True),
-        (1.1, 0.85, False),
+        (2.0, 1.1, True, False),  # with a surplus of Z this is chance
+        (2.0, 1.25, True, True),
+        (2.0, 1.1, False, True),  # unless arrivals are on their way elsewhere
+        (1.1, 1.1, True, True),
+        (1.1, 0.85, False, False),
     ],
 )
-def test_a_surplus_of_share_takes_a_higher_load_for_a_rescue(z, work, rescued):
-    members = [loaded("chat", z, work, 1), loaded("code", 3.0, 0.3, 3)]
+def test_with_a_surplus_and_settled_arrivals_a_rescue_takes_a_higher_load(z, work, settled, rescued):
+    chat = loaded("chat", z, work, 1)
+    members = [
+        dataclasses.replace(chat, load=dataclasses.replace(chat.load, settled=settled)),
+        loaded("code", 3.0, 0.3, 3),
+    ]
     assert (moves(fast(pool_of(members, FOUR))) is not None) is rescued
 
 

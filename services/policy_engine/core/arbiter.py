@@ -139,9 +139,9 @@ def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
 
 
 def _rescue_above(arena: Arena, member: MemberState) -> float:
-    """From which ρ on it is rescued: a surplus of Z says that a little more is noise."""
+    """From which ρ on it is rescued: with a surplus of Z and settled arrivals a little more is chance."""
     rule = arena.rules.load
-    surplus = member.share.region == Region.SURPLUS
+    surplus = member.share.region == Region.SURPLUS and member.load is not None and member.load.settled
     return max(rule.rescue_above, rule.surplus_rescue_above) if surplus else rule.rescue_above
 
 

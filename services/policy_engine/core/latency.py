@@ -68,13 +68,13 @@ def quicker(arena: Arena, log: Log) -> Quicker | None:
 
 
 def _settled(member: MemberState) -> bool:
-    """Its load can be told, is as usual, and no move of its own is on its mind."""
+    """Its load can be told, is as usual and has been so for a while, and no move of its own is on its mind."""
     load = member.load
     if load is None or not member.share.fit:
         return False
     if member.moved_ago_s is not None and member.moved_ago_s < SETTLED_AFTER_S:
         return False
-    return abs(load.work - load.steady) <= STEADY_RATIO * max(1.0, load.steady)
+    return load.settled and abs(load.work - load.steady) <= STEADY_RATIO * max(1.0, load.steady)
 
 
 def _donors_may(arena: Arena, plan: Plan) -> bool:

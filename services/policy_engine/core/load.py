@@ -11,8 +11,8 @@ there are: a transfer changes ρ by division alone.
 Running requests: by Little's law a replica at its decode capacity holds `capacity_decode · TPOT target` of them. What
 runs beyond what the arrivals explain is left over from a burst, and has to be served as well.
 
-The output of what arrives is not known, only what it may ask for at most: the mean of what finished in the last minute
-is taken where that is less.
+The output of what arrives is not known, only what it may ask for at most: the mean of what finished of late is taken
+where that is less.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
 from trimtab.words import Role
 
-# The memory of tokens per finished request: long against a window, short against a change of what is asked.
-OUTPUT_MEMORY_S = 60.0
+# The memory of tokens per finished request: long against a window, short against a change of what is asked. Where few
+# finish in that time, so many requests are remembered.
+OUTPUT_MEMORY_S = 20.0
+OUTPUT_MEMORY_REQUESTS = 30.0
 FEW_REQUESTS_RPS = 1e-3
 # A rise is measured over at least this long: from one window to the next it is mostly noise.
 RISE_OVER_S = 2.0
+# Arrivals are settled when their mean is within this of that over so many times as long, in replicas or as a share.
+LONGER = 2.0
+SETTLED_WITHIN = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Load:
 
     `usual` is what arrived on average of late; None where nothing is remembered, and what arrives now stands for it.
     `rise` is what more will arrive in a moment, by how arrivals rise. `requests` run or wait and `request_rps` arrive,
-    both on average of late.
+    both on average of late. `settled`: what usually arrives has not changed for a while.
     """
 
     arriving: float
@@ -62,6 +67,7 @@ class Load:
     rise: float = 0.0
     requests: float = 0.0
     request_rps: float = 0.0
+    settled: bool = False
 
     @property
     def work(self) -> float:
@@ -95,7 +101,8 @@ def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:
     tokens, requests = view.decode_tps.number(0.0), view.request_rps.number(0.0)
     if memory.window_end_s is None or end_s < memory.window_end_s:
         return OutputMemory(tokens, requests, end_s)
-    kept = math.exp(-(end_s - memory.window_end_s) / OUTPUT_MEMORY_S)
+    elapsed_s = end_s - memory.window_end_s
+    kept = math.exp(-min(elapsed_s / OUTPUT_MEMORY_S, elapsed_s * requests / OUTPUT_MEMORY_REQUESTS))
     return OutputMemory(
         kept * memory.decode_tps + (1 - kept) * tokens, kept * memory.request_rps + (1 - kept) * requests, end_s
     )
@@ -105,13 +112,16 @@ def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:
 class ArrivalMemory:
     """Means of arriving work in replicas, of requests and of their rate; and what arrived in the newest windows.
 
-    `recent` has the ends of windows and the work that arrived in them, oldest first: back to the newest that ended
-    `RISE_OVER_S` or more before the last.
+    `longer` is the mean of arriving work over `LONGER` times as long, `since_s` the end of the first window. `recent`
+    has the ends of windows and the work that arrived in them, oldest first: back to the newest that ended `RISE_OVER_S`
+    or more before the last.
     """
 
     arriving: float = 0.0
+    longer: float = 0.0
     requests: float = 0.0
     request_rps: float = 0.0
+    since_s: float = 0.0
     window_end_s: float | None = None
     recent: tuple[tuple[float, float], ...] = ()
 
@@ -120,16 +130,20 @@ def remember_arrivals(memory: ArrivalMemory, load: Load | None, end_s: float | N
     """The memory after this window, with weights that fall to 1/e in `memory_s`; with 0 only the newest counts."""
     if load is None or end_s is None or end_s == memory.window_end_s:
         return memory
-    new = ArrivalMemory(load.arriving, load.requests, load.request_rps, end_s, ((end_s, load.arriving),))
+    arriving = load.arriving
+    new = ArrivalMemory(arriving, arriving, load.requests, load.request_rps, end_s, end_s, ((end_s, arriving),))
     if memory.window_end_s is None or end_s < memory.window_end_s:
         return new
-    kept = math.exp(-(end_s - memory.window_end_s) / memory_s) if memory_s > 0 else 0.0
+    elapsed_s = end_s - memory.window_end_s
+    kept, kept_longer = (math.exp(-elapsed_s / span) if span > 0 else 0.0 for span in (memory_s, LONGER * memory_s))
     far = [item for item in memory.recent if end_s - item[0] >= RISE_OVER_S]
     near = [item for item in memory.recent if end_s - item[0] < RISE_OVER_S]
     return ArrivalMemory(
-        kept * memory.arriving + (1 - kept) * new.arriving,
+        kept * memory.arriving + (1 - kept) * arriving,
+        kept_longer * memory.longer + (1 - kept_longer) * arriving,
         kept * memory.requests + (1 - kept) * new.requests,
         kept * memory.request_rps + (1 - kept) * new.request_rps,
+        memory.since_s,
         end_s,
         (*far[-1:], *near, *new.recent),
     )
@@ -137,8 +151,21 @@ def remember_arrivals(memory: ArrivalMemory, load: Load | None, end_s: float | N
 
 def recall(load: Load, memory: ArrivalMemory, rule: LoadRule) -> Load:
     """The load with what is usual, and with what a rise of its arrivals leads to."""
-    rise = rule.lead_s * max(0.0, _rise_per_s(memory) - rule.rise_above)
-    return replace(load, usual=memory.arriving, rise=rise, requests=memory.requests, request_rps=memory.request_rps)
+    return replace(
+        load,
+        usual=memory.arriving,
+        rise=rule.lead_s * max(0.0, _rise_per_s(memory) - rule.rise_above),
+        requests=memory.requests,
+        request_rps=memory.request_rps,
+        settled=_is_settled(memory, rule.memory_s),
+    )
+
+
+def _is_settled(memory: ArrivalMemory, memory_s: float) -> bool:
+    """Not before they were seen for the memory's length."""
+    seen_s = 0.0 if memory.window_end_s is None else memory.window_end_s - memory.since_s
+    drift = abs(memory.arriving - memory.longer)
+    return seen_s >= memory_s and drift <= SETTLED_WITHIN * max(1.0, memory.arriving)
 
 
 def _rise_per_s(memory: ArrivalMemory) -> float:
