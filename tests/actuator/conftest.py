@@ -230,7 +230,8 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 @pytest.fixture
 async def stack(processes: Processes, store_url: str, free_ports: Callable[[int], list[int]]) -> AsyncIterator[Stack]:
     """Nothing is started yet but the store."""
-    made = Stack(processes, store_url, free_ports(4))
+    # The fleet's servers take the numbers from the fourth on, which nobody else may get.
+    made = Stack(processes, store_url, free_ports(12))
     yield made
     await made.close()
 
