@@ -34,14 +34,17 @@ _ROOT = Path(__file__).parents[1]
 _REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:8.0")
 
 
-_port_numbers = itertools.cycle(range(28_000, 32_700))
-for _ in range(os.getpid() % 100 * 47):
-    next(_port_numbers)
+_PORTS = range(28_000, 32_700)
+_turns = itertools.count(os.getpid())
 
 
 def _free_port() -> int:
-    """Below 32768, where the kernel hands out ports of outgoing connections; each number once in a long while."""
-    return next(port for port in itertools.islice(_port_numbers, 4_700) if _is_free(port))
+    """Below 32768, where the kernel hands out ports of outgoing connections; the next is none beside the last.
+
+    Each number comes once in a long while. A stride of 37 leaves room for those who take a few ports from a first one.
+    """
+    ports = (_PORTS[next(_turns) * 37 % len(_PORTS)] for _ in _PORTS)
+    return next(port for port in ports if _is_free(port))
 
 
 @pytest.fixture(scope="session")

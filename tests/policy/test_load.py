@@ -156,7 +156,10 @@ def test_a_load_is_divided_by_the_replicas_alone():
     assert Load(0.0, 0.0, 0).with_replicas(1) == 0.0
 
 
-def recalled(arrivals, rule=RULE):
+NO_TREND = LoadRule(trend_s=0)
+
+
+def recalled(arrivals, rule=NO_TREND):
     """The load after windows, one second apart, in which so much work arrived."""
     memory = ArrivalMemory()
     for second, work in enumerate(arrivals):
@@ -179,7 +182,7 @@ def test_a_rise_is_carried_on(arrivals, rise):
     found = recalled(arrivals)
     assert found.rise == pytest.approx(rise)
     assert found.rho == pytest.approx((arrivals[-1] + rise + 0.5) / 2)
-    assert recalled(arrivals, LoadRule(lead_s=0)).rise == 0.0
+    assert recalled(arrivals, LoadRule(lead_s=0, trend_s=0)).rise == 0.0
 
 
 def test_a_rise_is_no_part_of_the_steady_load():
@@ -192,7 +195,7 @@ def test_after_a_gap_a_rise_is_spread_over_it():
     """Windows that could not be read do not make a slow change a steep one."""
     memory = remember_arrivals(ArrivalMemory(), Load(0.5, 0.0, 2), 100.0, 15.0)
     memory = remember_arrivals(memory, Load(4.5, 0.0, 2), 110.0, 15.0)
-    assert recall(Load(4.5, 0.0, 2), memory, RULE).rise == pytest.approx(3 * (0.4 - 0.25))
+    assert recall(Load(4.5, 0.0, 2), memory, NO_TREND).rise == pytest.approx(3 * (0.4 - 0.25))
 
 
 def test_requests_and_their_rate_are_remembered_for_their_latency():
@@ -215,3 +218,19 @@ def test_requests_and_their_rate_are_remembered_for_their_latency():
 )
 def test_arrivals_are_settled_when_what_is_usual_has_not_changed_for_a_while(arrivals, settled):
     assert recalled(arrivals).settled is settled
+
+
+@pytest.mark.parametrize("per_s", [0.02, -0.02])
+def test_a_lasting_trend_is_carried_on_both_ways(per_s):
+    """0.02 replicas a second for two minutes, each second too little to be a rise: 8 s of it are to come."""
+    arrivals = [4.0 + per_s * second for second in range(120)]
+    found = recalled(arrivals, LoadRule(trend_s=8))
+    assert found.rise == pytest.approx(8 * per_s, rel=0.1)
+    assert found.work == pytest.approx(arrivals[-1] + found.rise + 0.5)
+
+
+def test_a_trend_takes_no_more_than_there_is():
+    fallen = recalled([4.0] * 60 + [0.0], LoadRule(trend_s=600))
+    assert fallen.work == pytest.approx(0.5), "the backlog is left"
+    assert recalled([4.0] * 60, LoadRule(trend_s=600)).rise == pytest.approx(0.0), "without a change there is no trend"
+    assert recalled([4.0, 0.0, 0.0], LoadRule(memory_s=0)).rise == 0.0, "without a memory there is none"

@@ -2,7 +2,7 @@
 
     arriving = arriving prompt tokens / capacity_prefill + arriving output tokens / capacity_decode
     backlog  = (what the queue will ask for) / horizon + (running requests beyond what arrives can explain)
-    ρ        = (arriving + what a rise of it leads to + backlog) / routable replicas
+    ρ        = (arriving + what its change leads to + backlog) / routable replicas
 
 Z looks at what requests get now; ρ at what is coming, before it is felt: 1 means that the routable replicas are just
 enough. Work is counted in replicas, so it is one scale for all models, and it does not depend on how many replicas
@@ -56,8 +56,8 @@ class Load:
     """Work in replicas. `rho` is None without a routable replica, where any work is too much.
 
     `usual` is what arrived on average of late; None where nothing is remembered, and what arrives now stands for it.
-    `rise` is what more will arrive in a moment, by how arrivals rise. `requests` run or wait and `request_rps` arrive,
-    both on average of late. `settled`: what usually arrives has not changed for a while.
+    `rise` is what more will arrive in a moment, by how arrivals change; below 0 what less. `requests` run or wait and
+    `request_rps` arrive, both on average of late. `settled`: what usually arrives has not changed for a while.
     """
 
     arriving: float
@@ -150,15 +150,25 @@ def remember_arrivals(memory: ArrivalMemory, load: Load | None, end_s: float | N
 
 
 def recall(load: Load, memory: ArrivalMemory, rule: LoadRule) -> Load:
-    """The load with what is usual, and with what a rise of its arrivals leads to."""
+    """The load with what is usual, and with what a rise and the trend of its arrivals lead to."""
+    rise = rule.lead_s * max(0.0, _rise_per_s(memory) - rule.rise_above)
     return replace(
         load,
         usual=memory.arriving,
-        rise=rule.lead_s * max(0.0, _rise_per_s(memory) - rule.rise_above),
+        rise=max(-load.arriving, rise + rule.trend_s * _trend_per_s(memory, rule.memory_s)),
         requests=memory.requests,
         request_rps=memory.request_rps,
         settled=_is_settled(memory, rule.memory_s),
     )
+
+
+def _trend_per_s(memory: ArrivalMemory, memory_s: float) -> float:
+    """How fast arrivals change in the long run, in replicas per second.
+
+    In a steady trend a mean lags by its memory, so that two means differ by the trend over the difference of theirs
+    (double exponential smoothing, after R. G. Brown).
+    """
+    return (memory.arriving - memory.longer) / ((LONGER - 1.0) * memory_s) if memory_s > 0 else 0.0
 
 
 def _is_settled(memory: ArrivalMemory, memory_s: float) -> bool:

@@ -863,6 +863,7 @@ class LoadRule(_message.Message):
     RISE_ABOVE_FIELD_NUMBER: _builtins.int
     SURPLUS_RESCUE_ABOVE_FIELD_NUMBER: _builtins.int
     LATENCY_GAIN_FIELD_NUMBER: _builtins.int
+    TREND_S_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     rescue_above: _builtins.float
     donor_below: _builtins.float
@@ -883,6 +884,8 @@ class LoadRule(_message.Message):
     """A member whose Z is in surplus is rescued only above this load."""
     latency_gain: _builtins.float
     """A steady pool moves what lowers the sum of squared latencies by this share; 0 for never."""
+    trend_s: _builtins.float
+    """The long trend of arrivals is carried on for so long; 0 for never."""
     def __init__(
         self,
         *,
@@ -899,10 +902,11 @@ class LoadRule(_message.Message):
         rise_above: _builtins.float | None = ...,
         surplus_rescue_above: _builtins.float | None = ...,
         latency_gain: _builtins.float | None = ...,
+        trend_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "_trend_s", b"_trend_s", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above", "trend_s", b"trend_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "_trend_s", b"_trend_s", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above", "trend_s", b"trend_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_horizon_s: _TypeAlias = _typing.Literal["backlog_horizon_s"]  # noqa: Y015
     _WhichOneofArgType__backlog_horizon_s: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s"]  # noqa: Y015
@@ -930,6 +934,8 @@ class LoadRule(_message.Message):
     _WhichOneofArgType__rise_above: _TypeAlias = _typing.Literal["_rise_above", b"_rise_above"]  # noqa: Y015
     _WhichOneofReturnType__surplus_rescue_above: _TypeAlias = _typing.Literal["surplus_rescue_above"]  # noqa: Y015
     _WhichOneofArgType__surplus_rescue_above: _TypeAlias = _typing.Literal["_surplus_rescue_above", b"_surplus_rescue_above"]  # noqa: Y015
+    _WhichOneofReturnType__trend_s: _TypeAlias = _typing.Literal["trend_s"]  # noqa: Y015
+    _WhichOneofArgType__trend_s: _TypeAlias = _typing.Literal["_trend_s", b"_trend_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__backlog_horizon_s) -> _WhichOneofReturnType__backlog_horizon_s | None: ...
     @_typing.overload
@@ -956,6 +962,8 @@ class LoadRule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rise_above) -> _WhichOneofReturnType__rise_above | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__surplus_rescue_above) -> _WhichOneofReturnType__surplus_rescue_above | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trend_s) -> _WhichOneofReturnType__trend_s | None: ...
 
 Global___LoadRule: _TypeAlias = LoadRule  # noqa: Y015
 
