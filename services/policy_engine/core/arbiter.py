@@ -120,6 +120,10 @@ def _events(arena: Arena, log: Log) -> Iterator[_Event]:
 def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
     """A member that its Z, its lost replicas or its load make a receiver."""
     share = member.share
+    if member.waits_s > 0 and arena.routable_count(member.key) > 0 and not _lost_and_missed(arena, member):
+        waits = f"its needs are brief: this one has to last {member.waits_s:.0f} s more"
+        log.left(member, "", waits, None, arena.awake_count(member.key))
+        return None
     critical = share.fit and share.demand and share.region == Region.CRITICAL and share.z is not None
     unseen = _unseen(arena, member) if critical and share.z else ""
     if unseen:

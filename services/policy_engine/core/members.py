@@ -16,8 +16,9 @@ from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, recall
 from policy_engine.core.overlay import OverlayReplica, member_key
 from policy_engine.core.predict import Elasticity, await_effect, congestion, learn
 from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
+from policy_engine.core.spells import SpellMemory, remember_spell
 from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.vocabulary import MemberKey, Region
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember, RoleSpec, TokenServiceShare
 from trimtab.words import Role
@@ -43,6 +44,7 @@ class MemberMemory:
     queue: QueueMemory = field(default_factory=QueueMemory)
     elasticity: Elasticity = field(default_factory=Elasticity)
     arrivals: ArrivalMemory = field(default_factory=ArrivalMemory)
+    spells: SpellMemory = field(default_factory=SpellMemory)
     was_idle: bool = False
     began_at_s: float | None = None
 
@@ -129,6 +131,8 @@ def _one(
     arrivals = remember_arrivals(memory.arrivals, load, front.window_end_s, rules.load.memory_s)
     if load is not None:
         load = recall(load, arrivals, rules.load)
+    critical = share.fit and share.demand and share.region == Region.CRITICAL
+    spells = remember_spell(memory.spells, load, front.window_end_s, rules.load, critical=critical)
     began_at_s = memory.began_at_s
     if memory.was_idle and not share.idle:
         began_at_s = view.window_end_s
@@ -150,6 +154,7 @@ def _one(
         received_ago_s=_ago(memory.received_at_s, now_s),
         load=load,
         moved_ago_s=_ago(moved_at_s, now_s),
+        waits_s=spells.waits_s(rules.load) if load is not None else 0.0,
         began_ago_s=None if view.window_end_s is None else _ago(began_at_s, view.window_end_s),
         weight=float(rules.priority_base**steps),
         exponent=elasticity.exponent,
@@ -164,6 +169,7 @@ def _one(
         queue=queue,
         elasticity=elasticity,
         arrivals=arrivals,
+        spells=spells,
         was_idle=share.idle,
         began_at_s=began_at_s,
     )

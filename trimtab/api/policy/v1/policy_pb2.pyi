@@ -864,6 +864,7 @@ class LoadRule(_message.Message):
     SURPLUS_RESCUE_ABOVE_FIELD_NUMBER: _builtins.int
     LATENCY_GAIN_FIELD_NUMBER: _builtins.int
     TREND_S_FIELD_NUMBER: _builtins.int
+    PATIENCE_S_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     rescue_above: _builtins.float
     donor_below: _builtins.float
@@ -886,6 +887,8 @@ class LoadRule(_message.Message):
     """A steady pool moves what lowers the sum of squared latencies by this share; 0 for never."""
     trend_s: _builtins.float
     """The long trend of arrivals is carried on for so long; 0 for never."""
+    patience_s: _builtins.float
+    """A member whose needs were brief is rescued once one has lasted for up to this long; 0 for at once."""
     def __init__(
         self,
         *,
@@ -903,10 +906,11 @@ class LoadRule(_message.Message):
         surplus_rescue_above: _builtins.float | None = ...,
         latency_gain: _builtins.float | None = ...,
         trend_s: _builtins.float | None = ...,
+        patience_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "_trend_s", b"_trend_s", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above", "trend_s", b"trend_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_patience_s", b"_patience_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "_trend_s", b"_trend_s", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "patience_s", b"patience_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above", "trend_s", b"trend_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "_trend_s", b"_trend_s", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above", "trend_s", b"trend_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s", "_donor_below", b"_donor_below", "_enabled", b"_enabled", "_latency_gain", b"_latency_gain", "_lead_s", b"_lead_s", "_level_above", b"_level_above", "_level_margin", b"_level_margin", "_margin", b"_margin", "_max_wakes", b"_max_wakes", "_memory_s", b"_memory_s", "_patience_s", b"_patience_s", "_rescue_above", b"_rescue_above", "_rise_above", b"_rise_above", "_surplus_rescue_above", b"_surplus_rescue_above", "_trend_s", b"_trend_s", "backlog_horizon_s", b"backlog_horizon_s", "donor_below", b"donor_below", "enabled", b"enabled", "latency_gain", b"latency_gain", "lead_s", b"lead_s", "level_above", b"level_above", "level_margin", b"level_margin", "margin", b"margin", "max_wakes", b"max_wakes", "memory_s", b"memory_s", "patience_s", b"patience_s", "rescue_above", b"rescue_above", "rise_above", b"rise_above", "surplus_rescue_above", b"surplus_rescue_above", "trend_s", b"trend_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_horizon_s: _TypeAlias = _typing.Literal["backlog_horizon_s"]  # noqa: Y015
     _WhichOneofArgType__backlog_horizon_s: _TypeAlias = _typing.Literal["_backlog_horizon_s", b"_backlog_horizon_s"]  # noqa: Y015
@@ -928,6 +932,8 @@ class LoadRule(_message.Message):
     _WhichOneofArgType__max_wakes: _TypeAlias = _typing.Literal["_max_wakes", b"_max_wakes"]  # noqa: Y015
     _WhichOneofReturnType__memory_s: _TypeAlias = _typing.Literal["memory_s"]  # noqa: Y015
     _WhichOneofArgType__memory_s: _TypeAlias = _typing.Literal["_memory_s", b"_memory_s"]  # noqa: Y015
+    _WhichOneofReturnType__patience_s: _TypeAlias = _typing.Literal["patience_s"]  # noqa: Y015
+    _WhichOneofArgType__patience_s: _TypeAlias = _typing.Literal["_patience_s", b"_patience_s"]  # noqa: Y015
     _WhichOneofReturnType__rescue_above: _TypeAlias = _typing.Literal["rescue_above"]  # noqa: Y015
     _WhichOneofArgType__rescue_above: _TypeAlias = _typing.Literal["_rescue_above", b"_rescue_above"]  # noqa: Y015
     _WhichOneofReturnType__rise_above: _TypeAlias = _typing.Literal["rise_above"]  # noqa: Y015
@@ -956,6 +962,8 @@ class LoadRule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_wakes) -> _WhichOneofReturnType__max_wakes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_s) -> _WhichOneofReturnType__memory_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__patience_s) -> _WhichOneofReturnType__patience_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rescue_above) -> _WhichOneofReturnType__rescue_above | None: ...
     @_typing.overload
