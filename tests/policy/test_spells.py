@@ -16,11 +16,11 @@ from .test_load_rules import FOUR, fast, loaded, pool_of
 RULE = LoadRule(patience_s=10)
 
 
-def after(works, *, memory=None, first_s=100.0, critical=False, replicas=2):
+def after(works, *, memory=None, first_s=100.0, starved=False, replicas=2):
     """The memory after windows, one second apart, in which so much arrived for `replicas`."""
     memory = memory or SpellMemory()
     for second, work in enumerate(works):
-        memory = remember_spell(memory, Load(work, 0.0, replicas), first_s + second, RULE, critical=critical)
+        memory = remember_spell(memory, Load(work, 0.0, replicas), first_s + second, RULE, starved=starved)
     return memory
 
 
@@ -59,18 +59,18 @@ def test_patience_grows_with_the_share_of_brief_needs_and_is_used_up_by_the_need
     assert memory.waits_s(LoadRule(patience_s=0)) == 0.0
 
 
-def test_a_critical_share_uses_patience_up_whatever_the_load_says():
+def test_a_share_that_lacks_uses_patience_up_whatever_the_load_says():
     """A profile may state too much capacity: then ρ looks well while requests starve."""
     memory = after(BURST * 6)
-    assert after([0.5] * 12, memory=memory, first_s=500.0, critical=True).waits_s(RULE) == 0.0
+    assert after([0.5] * 12, memory=memory, first_s=500.0, starved=True).waits_s(RULE) == 0.0
     assert after([0.5] * 12, memory=memory, first_s=500.0).waits_s(RULE) > 5.0
 
 
 def test_windows_count_once_and_a_clock_set_back_begins_anew():
     memory = after(BURST * 6)
-    assert remember_spell(memory, Load(9.0, 0.0, 2), memory.window_end_s, RULE, critical=True) == memory
-    assert remember_spell(memory, None, 999.0, RULE, critical=False) == memory
-    assert remember_spell(memory, Load(0.1, 0.0, 2), 1.0, RULE, critical=False).brief == 0.0
+    assert remember_spell(memory, Load(9.0, 0.0, 2), memory.window_end_s, RULE, starved=True) == memory
+    assert remember_spell(memory, None, 999.0, RULE, starved=False) == memory
+    assert remember_spell(memory, Load(0.1, 0.0, 2), 1.0, RULE, starved=False).brief == 0.0
 
 
 def waiting(member, seconds=4.0, **more):

@@ -73,7 +73,7 @@ def signals(service, now_s):
 
 
 def run(works, awake, seconds, *, rules, noise=0.0, seed=1):
-    """Moves by the second they were decided in, and the counts at the end."""
+    """Moves by the second they were decided in, and the counts at the end. A work may be a function of the second."""
     pool = Pool.model_validate(
         {
             "metadata": {"name": "shared"},
@@ -98,6 +98,8 @@ def run(works, awake, seconds, *, rules, noise=0.0, seed=1):
             up, moving = set(desired), None
         for name, service in services.items():
             count = sum(replica.startswith(f"{name}-") for replica in up)
+            if callable(works[name]):
+                service.work = works[name](second)
             service.second(count, 1 + rng.uniform(-noise, noise))
         seen = {name: signals(service, now_s) for name, service in services.items()}
         tick = replace(
@@ -160,3 +162,15 @@ def test_by_z_alone_a_fast_loop_swings_unless_it_lets_windows_settle():
     hasty, _ = run({"chat": 2.4, "code": 1.4}, {"chat": 1, "code": 5}, 240, rules=hasty_rules)
     settled, _ = run({"chat": 2.4, "code": 1.4}, {"chat": 1, "code": 5}, 240, rules=RULES["by Z alone"])
     assert len(hasty) > 10 * len(settled)
+
+
+def on_and_off(second):
+    """Two seconds in forty."""
+    return 7.0 if second % 40 < 2 else 0.2
+
+
+def test_bursts_that_are_over_before_a_rescue_helps_are_let_be():
+    """`chat` keeps up with them by itself; each rescue comes when its burst is over, and is taken back."""
+    hasty, _ = run({"chat": on_and_off, "code": 1.2}, {"chat": 2, "code": 4}, 600, rules={"load": {"patienceS": 0}})
+    patient, _ = run({"chat": on_and_off, "code": 1.2}, {"chat": 2, "code": 4}, 600, rules={})
+    assert len([second for second in patient if second >= 200]) * 2 < len([second for second in hasty if second >= 200])

@@ -120,9 +120,7 @@ def _events(arena: Arena, log: Log) -> Iterator[_Event]:
 def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
     """A member that its Z, its lost replicas or its load make a receiver."""
     share = member.share
-    if member.waits_s > 0 and arena.routable_count(member.key) > 0 and not _lost_and_missed(arena, member):
-        waits = f"its needs are brief: this one has to last {member.waits_s:.0f} s more"
-        log.left(member, "", waits, None, arena.awake_count(member.key))
+    if _waits(arena, member, log):
         return None
     critical = share.fit and share.demand and share.region == Region.CRITICAL and share.z is not None
     unseen = _unseen(arena, member) if critical and share.z else ""
@@ -140,6 +138,15 @@ def _urgent(arena: Arena, member: MemberState, log: Log) -> _Event | None:
         why = f"ρ = {rho:.2f}: more work comes than its replicas can do"
         return _Event(member, Rule.RESCUE_LOAD, why, _terms(arena, member))
     return None
+
+
+def _waits(arena: Arena, member: MemberState, log: Log) -> bool:
+    """Whether its need has to last first; not when it lost capacity or has none."""
+    if member.waits_s <= 0 or arena.routable_count(member.key) == 0 or _lost_and_missed(arena, member):
+        return False
+    why = f"its needs are brief: this one has to last {member.waits_s:.0f} s more"
+    log.left(member, "", why, None, arena.awake_count(member.key))
+    return True
 
 
 def _rescue_above(arena: Arena, member: MemberState) -> float:
@@ -233,6 +240,8 @@ def _rebalance(arena: Arena, log: Log) -> Verdict | None:
     for member in sorted(arena.members, key=order):
         share = member.share
         if not share.demand or not share.fit or share.z is None or share.z >= HEALTHY_Z or _unseen(arena, member):
+            continue
+        if _waits(arena, member, log):
             continue
         threshold = _above(arena, member) if level else None
         plan = source(arena, member, log, Terms(member.key, threshold, _rho_limit(arena, member)))

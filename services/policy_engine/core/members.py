@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from policy_engine.core.arena import EFFECT_AFTER_S, LOST, MemberState, ReplicaFacts
 from policy_engine.core.draft import Transition
+from policy_engine.core.donors import HEALTHY_Z
 from policy_engine.core.guards import QueueMemory, check_guards, lost_ratio, remember_queue
 from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, recall, remember_arrivals, remember_output
 from policy_engine.core.overlay import OverlayReplica, member_key
@@ -18,7 +19,7 @@ from policy_engine.core.predict import Elasticity, await_effect, congestion, lea
 from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
 from policy_engine.core.spells import SpellMemory, remember_spell
 from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
-from policy_engine.core.vocabulary import MemberKey, Region
+from policy_engine.core.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember, RoleSpec, TokenServiceShare
 from trimtab.words import Role
@@ -131,8 +132,8 @@ def _one(
     arrivals = remember_arrivals(memory.arrivals, load, front.window_end_s, rules.load.memory_s)
     if load is not None:
         load = recall(load, arrivals, rules.load)
-    critical = share.fit and share.demand and share.region == Region.CRITICAL
-    spells = remember_spell(memory.spells, load, front.window_end_s, rules.load, critical=critical)
+    starved = share.fit and share.demand and share.z is not None and share.z < HEALTHY_Z
+    spells = remember_spell(memory.spells, load, front.window_end_s, rules.load, starved=starved)
     began_at_s = memory.began_at_s
     if memory.was_idle and not share.idle:
         began_at_s = view.window_end_s

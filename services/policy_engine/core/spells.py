@@ -41,16 +41,17 @@ class SpellMemory:
 
 
 def remember_spell(
-    memory: SpellMemory, load: Load | None, end_s: float | None, rule: LoadRule, *, critical: bool
+    memory: SpellMemory, load: Load | None, end_s: float | None, rule: LoadRule, *, starved: bool
 ) -> SpellMemory:
-    """The memory after this window. `critical` says that the member's share is, whatever its load says."""
+    """The memory after this window. `starved` says that its requests get less than they need, whatever
+    its load says."""
     if load is None or end_s is None or end_s == memory.window_end_s:
         return memory
     if memory.window_end_s is not None and end_s < memory.window_end_s:
         memory = SpellMemory()
     pressed = load.rho is not None and load.rho > rule.rescue_above
     since_s = memory.pressed_since_s if memory.pressed_since_s is not None else end_s
-    memory = replace(memory, pressed_since_s=since_s if pressed or critical else None, window_end_s=end_s)
+    memory = replace(memory, pressed_since_s=since_s if pressed or starved else None, window_end_s=end_s)
     if memory.watched_since_s is None:
         return replace(memory, watched_since_s=end_s, watched_replicas=load.routable) if pressed else memory
     if end_s - memory.watched_since_s < LOOK_AGAIN_S:
