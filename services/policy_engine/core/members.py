@@ -10,8 +10,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from policy_engine.core.arena import EFFECT_AFTER_S, LOST, MemberState, ReplicaFacts
-from policy_engine.core.draft import Transition
 from policy_engine.core.donors import HEALTHY_Z
+from policy_engine.core.draft import Transition
 from policy_engine.core.guards import QueueMemory, check_guards, lost_ratio, remember_queue
 from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, recall, remember_arrivals, remember_output
 from policy_engine.core.overlay import OverlayReplica, member_key
