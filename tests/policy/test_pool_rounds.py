@@ -250,6 +250,11 @@ def test_load_is_part_of_the_record_and_of_the_report():
     inputs = {item.name: item.signal.value for item in result.draft.inputs}
     assert inputs["chat arriving work"] == pytest.approx(4.5)
     assert "code arriving work" not in inputs
+    known = reports["chat"].load
+    assert inputs["chat change of work to come"] == known.rise
+    assert inputs["chat usual work"] == known.usual
+    assert inputs["chat usual requests"] == pytest.approx(4.0)
+    assert inputs["chat usual latency"] == pytest.approx(known.requests / 4.0), "what a move for latency goes by"
 
 
 class SlowActuator:

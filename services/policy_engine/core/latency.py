@@ -23,7 +23,6 @@ from policy_engine.core.vocabulary import MemberKey
 SETTLED_AFTER_S = 10.0
 # Arrivals that differ by more from the usual ones are on their way elsewhere.
 STEADY_RATIO = 0.2
-FEWEST_RPS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,14 @@ class Quicker:
 def burden(member: MemberState, replicas: int) -> float:
     """The member's requests per second times its squared latency in s², as predicted; 0 where little is known of it."""
     load = member.load
-    if load is None or load.requests <= 0 or load.request_rps < FEWEST_RPS or load.routable <= 0:
+    latency_s = None if load is None else load.latency_s
+    if load is None or not latency_s or load.routable <= 0:
         return 0.0
     now, then = load.with_replicas(load.routable, steady=True), load.with_replicas(replicas, steady=True)
     if now is None or then is None:
         return float("inf")
     slower = speed(now, member.lost_at_capacity) / speed(then, member.lost_at_capacity)
-    return member.weight * load.request_rps * (load.requests / load.request_rps * slower) ** 2
+    return member.weight * load.request_rps * (latency_s * slower) ** 2
 
 
 def quicker(arena: Arena, log: Log) -> Quicker | None:

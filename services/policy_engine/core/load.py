@@ -30,6 +30,8 @@ from trimtab.words import Role
 OUTPUT_MEMORY_S = 20.0
 OUTPUT_MEMORY_REQUESTS = 30.0
 FEW_REQUESTS_RPS = 1e-3
+# Of fewer requests per second a mean of seconds says nothing of their latency.
+LATENCY_FROM_RPS = 0.01
 # A rise is measured over at least this long: from one window to the next it is mostly noise.
 RISE_OVER_S = 2.0
 # Arrivals are settled when their mean is within this of that over so many times as long, in replicas or as a share.
@@ -68,6 +70,11 @@ class Load:
     requests: float = 0.0
     request_rps: float = 0.0
     settled: bool = False
+
+    @property
+    def latency_s(self) -> float | None:
+        """How long a request takes on average of late, by Little's law; None where hardly any come."""
+        return self.requests / self.request_rps if self.request_rps >= LATENCY_FROM_RPS else None
 
     @property
     def work(self) -> float:

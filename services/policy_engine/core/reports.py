@@ -58,8 +58,22 @@ def pool_inputs(
             NamedSignal(f"{item.key} preemptions", "1/s", view.preemption_rps),
         ]
         if item.load is not None:
-            found += [
-                NamedSignal(f"{item.key} arriving work", "replicas", ok(item.load.arriving)),
-                NamedSignal(f"{item.key} backlog work", "replicas", ok(item.load.backlog)),
-            ]
+            found += _of_load(item.key, item.load)
     return tuple(found)
+
+
+def _of_load(key: MemberKey, load: Load) -> list[NamedSignal]:
+    """What ρ and the steady ρ are made of, and the latency that a move is to shorten."""
+    found = [
+        NamedSignal(f"{key} arriving work", "replicas", ok(load.arriving)),
+        NamedSignal(f"{key} change of work to come", "replicas", ok(load.rise)),
+        NamedSignal(f"{key} backlog work", "replicas", ok(load.backlog)),
+    ]
+    if load.usual is not None:
+        found.append(NamedSignal(f"{key} usual work", "replicas", ok(load.usual)))
+    if load.latency_s is not None:
+        found += [
+            NamedSignal(f"{key} usual requests", "1/s", ok(load.request_rps)),
+            NamedSignal(f"{key} usual latency", "s", ok(load.latency_s)),
+        ]
+    return found
