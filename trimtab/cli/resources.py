@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import grpc
 import typer
 import yaml
 from rich.table import Table
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.cli.connect import PAGE_SIZE, CommandError, Services, call, endpoints_of, every_item
+from trimtab.cli.connect import PAGE_SIZE, CommandError, Services, call, endpoints_of, every_item, explain
 from trimtab.cli.output import MISSING, console, print_json
 from trimtab.config.resources import (
     Pool,
@@ -26,6 +27,7 @@ from trimtab.config.resources import (
     to_document,
 )
 from trimtab.config.yamlfile import YamlError, read_yaml_documents
+from trimtab.rpc.errors import error_reason
 
 _KINDS = {
     "servicepolicy": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
@@ -45,6 +47,11 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
 
     Raises CommandError, also for a second resource of one kind and name: the later would replace the first.
     """
+    return [resource for resource, _ in _read_placed(paths)]
+
+
+def _read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
+    """`read_resources`, each with the file that it stands in."""
     resources: list[Resource] = []
     places: dict[tuple[str, str], str] = {}
     for file in _files(paths):
@@ -66,7 +73,8 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
             resources.append(resource)
     if not resources:
         raise CommandError(f"no resource in {', '.join(str(path) for path in paths)}")
-    return sorted(resources, key=lambda resource: isinstance(resource, Pool))
+    ordered = sorted(resources, key=lambda resource: isinstance(resource, Pool))
+    return [(resource, places[resource.kind, resource.name]) for resource in ordered]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -87,6 +95,14 @@ async def apply_resources(
     With `validate_only` nothing is stored, and each is judged as if those before it were.
     """
     applied: list[tuple[Resource, bool]] = []
+    await _apply_into(applied, services, resources, validate_only=validate_only)
+    return applied
+
+
+async def _apply_into(
+    applied: list[tuple[Resource, bool]], services: Services, resources: Sequence[Resource], *, validate_only: bool
+) -> None:
+    """`apply_resources` into a list that the caller holds: after a refusal it has what came before."""
     for position, resource in enumerate(resources):
         before = resources[:position] if validate_only else ()
         policies = [service_policy_to_proto(other) for other in before if isinstance(other, ServicePolicy)]
@@ -111,7 +127,6 @@ async def apply_resources(
                 )
             )
             applied.append((parse_pool(pool_reply.pool), pool_reply.changed))
-    return applied
 
 
 def apply_command(
@@ -122,15 +137,32 @@ def apply_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Create or replace ServicePolicies and Pools."""
-    resources = read_resources(files)
-    applied = call(endpoints_of(context), lambda services: apply_resources(services, resources, validate_only=dry_run))
-    if as_json:
+    """Create or replace ServicePolicies and Pools; stops at the first that is refused, and says which came before."""
+    placed = _read_placed(files)
+    applied: list[tuple[Resource, bool]] = []
+
+    async def work(services: Services) -> grpc.aio.AioRpcError | None:
+        try:
+            await _apply_into(applied, services, [resource for resource, _ in placed], validate_only=dry_run)
+        except grpc.aio.AioRpcError as error:
+            return error
+        return None
+
+    refused = call(endpoints_of(context), work)
+    if as_json and (applied or refused is None):
         print_json([to_document(resource) | {"changed": changed} for resource, changed in applied])
-        return
-    for resource, changed in applied:
+    for resource, changed in () if as_json else applied:
         state = ("would be applied" if dry_run else "applied") if changed else "unchanged"
         console.print(f"{resource.kind}/{resource.name} {state}", highlight=False)
+    if refused is not None:
+        raise CommandError(_refusal(refused, *placed[len(applied)], first=not applied))
+
+
+def _refusal(error: grpc.aio.AioRpcError, resource: Resource, place: str, *, first: bool) -> str:
+    """One line that names the resource and its file; of a service that is not there at all only that."""
+    if first and error.code() == grpc.StatusCode.UNAVAILABLE and not error_reason(error):
+        return explain(error)
+    return f"{place}: {resource.kind} {resource.name}: {explain(error)}"
 
 
 def get_command(
