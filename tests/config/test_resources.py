@@ -123,6 +123,10 @@ def test_a_bad_resource_is_refused_with_the_path_of_the_field(
             POOL, "spec.rules", {"settleS": "2"}, "spec.rules.settleS",
             "must be a number, not the text '2': leave the quotes out",
         ),
+        (
+            POOL, "spec.rules", {"settleS": "1e-2"}, "spec.rules.settleS",
+            "must be a number, not the text '1e-2': YAML wants 1.0e-2, without quotes",
+        ),
         (POOL, "spec.rules", {"settleS": "2s"}, "spec.rules.settleS", "must be a number, not the text '2s'"),
         (POOL, "spec.rules", {"settleS": "NaN"}, "spec.rules.settleS", "must be a number, not the text 'NaN'"),
         (POOL, "spec.rules", {"settleS": True}, "spec.rules.settleS", "must be a number, not true"),

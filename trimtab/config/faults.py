@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Union, get_args, get_origin
@@ -15,6 +16,9 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from pydantic_core import ErrorDetails
 
 _SHOWN: Final = 40
+_WITH_EXPONENT: Final = re.compile(
+    r"(?P<sign>[-+]?)(?P<whole>[0-9_]*)\.?(?P<fraction>[0-9_]*)[eE](?P<direction>[-+]?)(?P<exponent>[0-9]+)"
+)
 _NAMED: Final[Mapping[str, str]] = {
     "missing": "required",
     "extra_forbidden": "unknown field",
@@ -89,18 +93,27 @@ def check_scalar(value: object, kinds: frozenset[type]) -> object:
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, not {shown(value)}")
     elif isinstance(value, str):
-        hint = ": leave the quotes out" if _is_number(value) else ""
-        raise ValueError(f"must be a number, not the text {shown(value)}{hint}")
+        raise ValueError(f"must be a number, not the text {shown(value)}{_number_hint(value)}")
     elif isinstance(value, bool):
         raise ValueError(f"must be a number, not {shown(value)}")
     return value
 
 
-def _is_number(text: str) -> bool:
+def _number_hint(text: str) -> str:
+    """What to write where a text looks like a number.
+
+    YAML 1.1 reads `1e-2` as text without any quotes: before an exponent it wants a point, and in it a sign.
+    """
     try:
-        return math.isfinite(float(text))
+        if not math.isfinite(float(text)):
+            return ""
     except ValueError:
-        return False
+        return ""
+    parts = _WITH_EXPONENT.fullmatch(text.strip())
+    if parts is None:
+        return ": leave the quotes out"
+    number = f"{parts['whole'] or 0}.{parts['fraction'] or 0}e{parts['direction'] or '+'}{parts['exponent']}"
+    return f": YAML wants {parts['sign']}{number}, without quotes"
 
 
 def scalar_kinds(annotation: Any) -> frozenset[type]:
