@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
+import grpc
 import pytest
 from rich.console import Console
 
@@ -11,7 +13,7 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.cli.starting import WaitingForMemory, waiting_for_memory
-from trimtab.cli.status import Picture, render
+from trimtab.cli.status import Picture, fetch_picture, render
 
 STARTING, ACTIVE, SLEEPING = (
     types_pb2.LIFE_CYCLE_STARTING,
@@ -39,8 +41,24 @@ def replica(
     )
 
 
-def waits(service: str, replicas: tuple[str, ...], *neighbours: str) -> WaitingForMemory:
-    return WaitingForMemory(service=service, replicas=replicas, neighbours=neighbours)
+def waits(
+    service: str,
+    replicas: tuple[str, ...],
+    *neighbours: str,
+    pooled: bool | None = None,
+    prewarm: bool | None = None,
+) -> WaitingForMemory:
+    return WaitingForMemory(service=service, replicas=replicas, neighbours=neighbours, pooled=pooled, prewarm=prewarm)
+
+
+def pool(name: str, *members: str, prewarm: bool | None = None) -> policy_pb2.Pool:
+    made = policy_pb2.Pool(
+        spec=policy_pb2.PoolSpec(members=[policy_pb2.PoolMember(service=member) for member in members])
+    )
+    made.metadata.name = name
+    if prewarm is not None:
+        made.spec.prewarm = prewarm
+    return made
 
 
 @pytest.mark.parametrize(
@@ -81,14 +99,95 @@ def waits(service: str, replicas: tuple[str, ...], *neighbours: str) -> WaitingF
 def test_a_starting_server_waits_for_the_memory_of_who_is_awake_on_its_gpus(
     replicas: list[actuator_pb2.Replica], expected: list[WaitingForMemory]
 ) -> None:
-    assert waiting_for_memory(replicas) == expected
+    assert waiting_for_memory(replicas, None) == expected
+
+
+WAITS = "code: 1 starting, and waiting for GPU memory that chat uses; "
+
+
+@pytest.mark.parametrize(
+    ("pools", "said"),
+    [
+        (None, "a transition makes room"),
+        ([pool("shared", "chat", "code")], "a transition makes room, or `prewarm: true` in the pool's spec"),
+        (
+            [pool("other", "reason", prewarm=True), pool("shared", "chat", "code", prewarm=False)],
+            "a transition makes room, or `prewarm: true` in the pool's spec",
+        ),
+        (
+            [pool("shared", "chat", "code", prewarm=True)],
+            "a transition makes room, or the pool's pre-warming once the load allows it",
+        ),
+        ([], "it is a member of no pool, so no transition makes room"),
+        ([pool("shared", "chat", prewarm=False)], "it is a member of no pool, so no transition makes room"),
+    ],
+    ids=["not known", "off by default", "off", "on", "no pools", "no longer a member"],
+)
+def test_pre_warming_is_advised_where_it_is_off_and_would_help(pools: list[policy_pb2.Pool] | None, said: str) -> None:
+    (found,) = waiting_for_memory([replica("chat", ACTIVE, 0), replica("code", STARTING, 0)], pools)
+    assert str(found) == WAITS + said
+
+
+class _Engine:
+    """The three answers that a refresh needs of the policy engine; `pools` None is a listing that fails."""
+
+    def __init__(self, pools: list[policy_pb2.Pool] | None) -> None:
+        role = policy_pb2.RoleStatus(replicas={"LIFE_CYCLE_STARTING": 1})
+        service = policy_pb2.ServiceStatus(service="code", roles=[role])
+        self._status = policy_pb2.GetStatusResponse(leader=True, services=[service])
+        self._pools = pools
+
+    async def GetStatus(self, *_: object, **__: object) -> policy_pb2.GetStatusResponse:
+        return self._status
+
+    async def ListDecisions(self, *_: object, **__: object) -> policy_pb2.ListDecisionsResponse:
+        return policy_pb2.ListDecisionsResponse()
+
+    async def ListPools(self, request: policy_pb2.ListPoolsRequest, **_: object) -> policy_pb2.ListPoolsResponse:
+        if self._pools is None:
+            raise _no_answer()
+        position = int(request.page_token or 0)
+        rest = str(position + 1) if position + 1 < len(self._pools) else ""
+        return policy_pb2.ListPoolsResponse(pools=self._pools[position : position + 1], next_page_token=rest)
+
+
+def _no_answer() -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
+class _Actuator:
+    async def ListReplicas(self, *_: object, **__: object) -> actuator_pb2.ListReplicasResponse:
+        listed = [replica("chat", ACTIVE, 0), replica("code", STARTING, 0)]
+        return actuator_pb2.ListReplicasResponse(replicas=listed)
+
+
+class _Collector:
+    async def ListTargets(self, *_: object, **__: object) -> None:
+        raise _no_answer()
+
+
+@pytest.mark.parametrize(
+    ("pools", "pooled", "prewarm"),
+    [
+        ([pool("other", "reason"), pool("shared", "chat", "code", prewarm=True)], True, True),
+        ([pool("other", "reason")], False, None),
+        (None, None, None),
+    ],
+    ids=["on the second page", "in no pool", "no answer"],
+)
+async def test_a_refresh_asks_the_engine_for_every_pool(
+    pools: list[policy_pb2.Pool] | None, pooled: bool | None, prewarm: bool | None
+) -> None:
+    services = SimpleNamespace(policy=_Engine(pools), actuator=_Actuator(), collector=_Collector())
+    picture = await fetch_picture(services)  # type: ignore[arg-type]
+    assert list(picture.waiting) == [waits("code", ("code-n0-0",), "chat", pooled=pooled, prewarm=prewarm)]
 
 
 def test_the_status_says_who_waits_for_whom() -> None:
     picture = Picture(
         status=policy_pb2.GetStatusResponse(leader=True),
         decisions=(),
-        waiting=[waits("reason", ("reason-n0-0", "reason-n0-2"), "chat", "code")],
+        waiting=[waits("reason", ("reason-n0-0", "reason-n0-2"), "chat", "code", pooled=True, prewarm=False)],
     )
     shown = Console(file=io.StringIO(), width=200, record=True)
     shown.print(render(picture, width=200))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
+from trimtab.api.policy.v1 import policy_pb2
 
 _AWAKE = (
     types_pb2.LIFE_CYCLE_ACTIVE,
@@ -28,17 +29,39 @@ class WaitingForMemory:
     replicas: tuple[str, ...]
     neighbours: tuple[str, ...]
     """Services whose replicas are awake on the GPUs, by name."""
+    pooled: bool | None = None
+    """Whether a pool has the service as a member; its servers stay when it has it no longer. None: not known."""
+    prewarm: bool | None = None
+    """Whether that pool boots ahead of need; None where there is no such pool, or nothing is known of it."""
 
     def __str__(self) -> str:
         neighbours = " and ".join(self.neighbours)
+        uses = "uses" if len(self.neighbours) == 1 else "use"
         return (
-            f"{self.service}: {len(self.replicas)} starting, and waiting for GPU memory that {neighbours} use; "
-            "a transition makes room, or `prewarm: true` in the pool's spec"
+            f"{self.service}: {len(self.replicas)} starting, and waiting for GPU memory that {neighbours} {uses}; "
+            f"{self._remedy()}"
         )
 
+    def _remedy(self) -> str:
+        if self.pooled is False:
+            return "it is a member of no pool, so no transition makes room"
+        if self.prewarm is None:
+            return "a transition makes room"
+        if self.prewarm:
+            return "a transition makes room, or the pool's pre-warming once the load allows it"
+        return "a transition makes room, or `prewarm: true` in the pool's spec"
 
-def waiting_for_memory(replicas: Iterable[actuator_pb2.Replica]) -> list[WaitingForMemory]:
-    """By service. A starting server that shares no GPU with an awake one is on its way, and is not among them."""
+
+def waiting_for_memory(
+    replicas: Iterable[actuator_pb2.Replica], pools: Iterable[policy_pb2.Pool] | None
+) -> list[WaitingForMemory]:
+    """By service. A starting server that shares no GPU with an awake one is on its way, and is not among them.
+
+    `pools` are all that there are, None when they could not be read.
+    """
+    prewarm = (
+        None if pools is None else {item.service: pool.spec.prewarm for pool in pools for item in pool.spec.members}
+    )
     listed = list(replicas)
     awake: dict[tuple[str, str, int], str] = {}
     for replica in listed:
@@ -53,6 +76,12 @@ def waiting_for_memory(replicas: Iterable[actuator_pb2.Replica]) -> list[Waiting
             waiting.setdefault(replica.service, []).append(replica.replica)
             neighbours.setdefault(replica.service, set()).update(found)
     return [
-        WaitingForMemory(service=name, replicas=tuple(waiting[name]), neighbours=tuple(sorted(neighbours[name])))
+        WaitingForMemory(
+            service=name,
+            replicas=tuple(waiting[name]),
+            neighbours=tuple(sorted(neighbours[name])),
+            pooled=None if prewarm is None else name in prewarm,
+            prewarm=None if prewarm is None else prewarm.get(name),
+        )
         for name in sorted(waiting)
     ]

@@ -23,7 +23,17 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
-from trimtab.cli.connect import CommandError, Endpoints, Services, call, endpoints_of, explain, open_services
+from trimtab.cli.connect import (
+    PAGE_SIZE,
+    CommandError,
+    Endpoints,
+    Services,
+    call,
+    endpoints_of,
+    every_item,
+    explain,
+    open_services,
+)
 from trimtab.cli.output import (
     MISSING,
     console,
@@ -99,7 +109,8 @@ async def fetch_picture(services: Services) -> Picture:
         ill = failing(await fetch_targets(services))
     except grpc.aio.AioRpcError as error:
         complaint = f"collector: {describe(error)}"
-    replicas = await _replicas(services) if ill or _any_starting(status) else []
+    any_starting = _any_starting(status)
+    replicas = await _replicas(services) if ill or any_starting else []
     if ill:
         starting = (item.replica for item in replicas if item.life_cycle == types_pb2.LIFE_CYCLE_STARTING)
         ill = failing(ill, frozenset(starting))
@@ -107,7 +118,7 @@ async def fetch_picture(services: Services) -> Picture:
         status=status,
         decisions=listing.decisions,
         failing_targets=ill,
-        waiting=waiting_for_memory(replicas),
+        waiting=waiting_for_memory(replicas, await _all_pools(services) if any_starting else None),
         error=complaint,
     )
 
@@ -124,6 +135,19 @@ async def _replicas(services: Services) -> Sequence[actuator_pb2.Replica]:
     except grpc.aio.AioRpcError:
         return []
     return reply.replicas
+
+
+async def _all_pools(services: Services) -> Sequence[policy_pb2.Pool] | None:
+    """The pools as they are stored; None when the policy engine does not say."""
+    try:
+        return await every_item(
+            lambda token: services.policy.ListPools(
+                policy_pb2.ListPoolsRequest(page_size=PAGE_SIZE, page_token=token), timeout=2.0
+            ),
+            lambda page: page.pools,
+        )
+    except grpc.aio.AioRpcError:
+        return None
 
 
 def render(
