@@ -234,3 +234,6 @@ def test_a_trend_takes_no_more_than_there_is():
     assert fallen.work == pytest.approx(0.5), "the backlog is left"
     assert recalled([4.0] * 60, LoadRule(trend_s=600)).rise == pytest.approx(0.0), "without a change there is no trend"
     assert recalled([4.0, 0.0, 0.0], LoadRule(memory_s=0)).rise == 0.0, "without a memory there is none"
+    risen = [4.0] * 60 + [4.2] * 3
+    far = recalled(risen, LoadRule(memory_s=1.0, trend_s=600))
+    assert far.rise == recalled(risen, LoadRule(memory_s=1.0, trend_s=2)).rise, "no further ahead than it looked back"

@@ -28,11 +28,11 @@ class LoadRule(Spec):
     `level_margin`; `allocation: level` does so by arrivals smoothed over `memory_s`.
 
     Arrivals are told over a window, so a rise shows late: what it exceeds `rise_above` by (replicas' worth per second,
-    beyond noise) is carried on for `lead_s`; 0 for never. Their long trend is carried on for `trend_s`. A member whose
-    needs were brief of late is rescued once one has lasted for up to `patience_s`; 0 for at once. One with settled
-    arrivals whose Z is in surplus is rescued only above `surplus_rescue_above`. Where loads are level and settled,
-    `allocation: level` also moves what makes requests quicker by at least `latency_gain`, a share of the sum of their
-    squared latencies; 0 for never.
+    beyond noise) is carried on for `lead_s`; 0 for never. Their long trend is carried on for `trend_s`, at most twice
+    `memory_s`. A member whose needs were brief of late is rescued once one has lasted for up to `patience_s`; 0 for at
+    once. One with settled arrivals whose Z is in surplus is rescued only above `surplus_rescue_above`. Where loads are
+    level and settled, `allocation: level` also moves what makes requests quicker by at least `latency_gain`, a share of
+    the sum of their squared latencies; 0 for never.
     """
 
     enabled: bool = True
@@ -44,9 +44,9 @@ class LoadRule(Spec):
     level_margin: float = Field(0.3, ge=0, le=MAX_RATIO)
     memory_s: float = Field(15.0, ge=0, le=86_400)
     max_wakes: int = Field(2, ge=1, le=64)
-    lead_s: float = Field(3.0, ge=0, le=3600)
+    lead_s: float = Field(3.0, ge=0, le=60)
     rise_above: float = Field(0.25, ge=0, le=MAX_RATIO)
-    trend_s: float = Field(8.0, ge=0, le=3600)
+    trend_s: float = Field(8.0, ge=0, le=600)
     patience_s: float = Field(10.0, ge=0, le=3600)
     surplus_rescue_above: float = Field(1.2, ge=0, le=MAX_RATIO)
     latency_gain: float = Field(0.1, ge=0, le=1)

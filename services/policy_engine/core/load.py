@@ -158,11 +158,13 @@ def remember_arrivals(memory: ArrivalMemory, load: Load | None, end_s: float | N
 
 def recall(load: Load, memory: ArrivalMemory, rule: LoadRule) -> Load:
     """The load with what is usual, and with what a rise and the trend of its arrivals lead to."""
+    # Further ahead than it was looked back over, a trend is mostly noise.
+    ahead_s = min(rule.trend_s, LONGER * rule.memory_s)
     rise = rule.lead_s * max(0.0, _rise_per_s(memory) - rule.rise_above)
     return replace(
         load,
         usual=memory.arriving,
-        rise=max(-load.arriving, rise + rule.trend_s * _trend_per_s(memory, rule.memory_s)),
+        rise=max(-load.arriving, rise + ahead_s * _trend_per_s(memory, rule.memory_s)),
         requests=memory.requests,
         request_rps=memory.request_rps,
         settled=_is_settled(memory, rule.memory_s),
