@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from policy_engine.core.load import FEW_REQUESTS_RPS, OUTPUT_MEMORY_S
+from policy_engine.core.load import FEW_REQUESTS_RPS, outputs_kept
 from policy_engine.core.tss import NOTHING_WAITING, waiting_weight_of
 from simulator.calibration.windows import Bools, Floats, Windows
 from simulator.evaluation.statistics import Slo
@@ -72,8 +72,8 @@ def waiting_weights(windows: Windows, slo: Slo, role: Role = Role.COLOCATED) -> 
     tokens_tps, request_rps, run_before, before_s = 0.0, 0.0, -1, 0.0
     columns = (windows.run, windows.end_s, windows.decode_tps, windows.request_rps)
     for index, (run, end_s, tokens, requests) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        kept = 0.0 if run != run_before else math.exp(-(end_s - before_s) / OUTPUT_MEMORY_S)
         if not math.isnan(requests):
+            kept = 0.0 if run != run_before else outputs_kept(end_s - before_s, requests)
             tokens_tps = kept * tokens_tps + (1.0 - kept) * tokens
             request_rps = kept * request_rps + (1.0 - kept) * requests
         elif run != run_before:

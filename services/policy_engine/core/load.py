@@ -108,11 +108,15 @@ def remember_output(memory: OutputMemory, view: RoleSignals) -> OutputMemory:
     tokens, requests = view.decode_tps.number(0.0), view.request_rps.number(0.0)
     if memory.window_end_s is None or end_s < memory.window_end_s:
         return OutputMemory(tokens, requests, end_s)
-    elapsed_s = end_s - memory.window_end_s
-    kept = math.exp(-min(elapsed_s / OUTPUT_MEMORY_S, elapsed_s * requests / OUTPUT_MEMORY_REQUESTS))
+    kept = outputs_kept(end_s - memory.window_end_s, requests)
     return OutputMemory(
         kept * memory.decode_tps + (1 - kept) * tokens, kept * memory.request_rps + (1 - kept) * requests, end_s
     )
+
+
+def outputs_kept(elapsed_s: float, request_rps: float) -> float:
+    """The weight that is left to older windows after one of this length, in which so many requests finished."""
+    return math.exp(-min(elapsed_s / OUTPUT_MEMORY_S, elapsed_s * request_rps / OUTPUT_MEMORY_REQUESTS))
 
 
 @dataclass(frozen=True, slots=True)
