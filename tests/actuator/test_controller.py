@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from actuator_rig import LIMITS, spec
+from controller_helpers import counted, eventually
 from prometheus_client import CollectorRegistry
 
 from actuator.core.model import Goal, Operation, OperationKind, OperationState, State, Step, StepKind
@@ -93,18 +94,6 @@ async def controlled(*, interval_s: float, now_s: Callable[[], float]) -> AsyncI
     stopping.set()
     controller.kick()
     await asyncio.wait_for(task, 5)
-
-
-async def eventually(condition: Any) -> None:
-    give_up = asyncio.get_running_loop().time() + 5
-    while not condition():
-        assert asyncio.get_running_loop().time() < give_up
-        await asyncio.sleep(0.005)
-
-
-def counted(state: State, _world: World, _now_s: float) -> tuple[State, int]:
-    number = state.meta.operation_counter + 1
-    return replace(state, meta=replace(state.meta, operation_counter=number)), number
 
 
 async def test_memory_and_store_agree_though_the_caller_went_while_it_was_stored(running: Any) -> None:

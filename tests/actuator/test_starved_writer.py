@@ -4,13 +4,13 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from actuator_rig import LIMITS, spec
+from controller_helpers import counted, eventually
 from prometheus_client import CollectorRegistry
 
 from actuator.core.model import State
@@ -131,18 +131,6 @@ async def at_work(cluster: Cluster, *, renews: bool = False) -> AsyncIterator[No
         stopping.set()
         cluster.controller.kick()
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
-
-
-async def eventually(condition: Any) -> None:
-    give_up = asyncio.get_running_loop().time() + 10
-    while not condition():
-        assert asyncio.get_running_loop().time() < give_up
-        await asyncio.sleep(0.005)
-
-
-def counted(state: State, _world: World, _now_s: float) -> tuple[State, int]:
-    number = state.meta.operation_counter + 1
-    return replace(state, meta=replace(state.meta, operation_counter=number)), number
 
 
 async def test_a_step_under_the_token_before_is_done_again_under_the_next(store: Store) -> None:

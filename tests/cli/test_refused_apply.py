@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.cli.test_errors import POOL
 from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
 from trimtab.cli.main import main
 
@@ -23,15 +24,6 @@ spec:
   slo: {{ttftS: 1, tpotS: 0.1}}
   roles: [{{role: colocated, maxReplicas: 2}}]
   tokenServiceShare: {{thetaTps: 20}}
-"""
-POOL = """
-apiVersion: trimtab.dev/v1
-kind: Pool
-metadata: {name: shared}
-spec:
-  cluster: local
-  gpus: [{node: n, gpuIndices: [0, 1]}]
-  members: [{service: chat, initialAwake: 1}]
 """
 
 

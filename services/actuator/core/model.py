@@ -5,9 +5,10 @@ What is only observed (in-flight counts, health) is in ``actuator.core.world`` a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Self
 
 from trimtab.words import HoldOwner, LifeCycle, Role
 
@@ -182,6 +183,21 @@ class Step:
     def finished(self) -> bool:
         """Nothing more will be done for it."""
         return self.state in FINISHED
+
+    def turned(self, goal: Goal, state: OperationState, phase: str) -> Self:
+        """On its way to another goal, from the beginning: without attempts, acknowledgements and deadlines."""
+        return replace(
+            self,
+            goal=goal,
+            state=state,
+            phase=phase,
+            attempts=0,
+            not_before_s=0.0,
+            acknowledged_s=0.0,
+            unaware_s=0.0,
+            drain_deadline_s=0.0,
+            end_s=0.0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,18 +73,7 @@ def _turn_round(d: Draft, step: Step) -> Step:
     if step.kind is StepKind.CREATE and step.goal is Goal.ASLEEP and step.state is OperationState.SUCCEEDED:
         # Pre-warmed: it keeps no GPU from anybody, and a boot is dear.
         return step
-    return replace(
-        step,
-        goal=INVERSE[step.kind],
-        state=OperationState.ROLLING_BACK,
-        phase="rolling back",
-        attempts=0,
-        not_before_s=0.0,
-        acknowledged_s=0.0,
-        unaware_s=0.0,
-        drain_deadline_s=0.0,
-        end_s=0.0,
-    )
+    return step.turned(INVERSE[step.kind], OperationState.ROLLING_BACK, "rolling back")
 
 
 def _came_up_again(d: Draft, operation: Operation, step: Step) -> bool:

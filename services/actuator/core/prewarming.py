@@ -296,20 +296,7 @@ def donors_may_return(operation: Operation) -> bool:
 def send_back(operation: Operation) -> Operation:
     """The second half: the donors are woken."""
     steps = tuple(
-        replace(
-            step,
-            goal=Goal.AWAKE,
-            state=OperationState.RUNNING,
-            phase="coming back",
-            attempts=0,
-            not_before_s=0.0,
-            acknowledged_s=0.0,
-            unaware_s=0.0,
-            drain_deadline_s=0.0,
-            end_s=0.0,
-        )
-        if step.kind is StepKind.RELEASE
-        else step
+        step.turned(Goal.AWAKE, OperationState.RUNNING, "coming back") if step.kind is StepKind.RELEASE else step
         for step in operation.steps
     )
     return replace(operation, steps=steps)
