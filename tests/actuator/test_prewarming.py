@@ -393,6 +393,8 @@ def test_a_store_that_goes_away_at_any_moment_leaves_nobody_asleep(landed: bool)
         rig.later(6.0, lambda rig=rig: setattr(rig, "store_breaks", None) or setattr(rig, "store_away", False))
         rig.run(200.0)
         at_rest(rig)
+        awake = {name for name, server in rig.servers.items() if not server.asleep}
+        assert awake == set(rig.memory.pools["p"].awake), rounds
 
 
 # It gives way

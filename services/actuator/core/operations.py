@@ -98,19 +98,8 @@ def _came_up_again(d: Draft, operation: Operation, step: Step) -> bool:
 
 def _taken_up_again(operation: Operation, step: Step) -> Step:
     rolling_back = operation.state is OperationState.ROLLING_BACK
-    return replace(
-        step,
-        goal=Goal.ASLEEP,
-        state=OperationState.ROLLING_BACK if rolling_back else OperationState.RUNNING,
-        phase="it came up again",
-        asked=None,
-        attempts=0,
-        not_before_s=0.0,
-        acknowledged_s=0.0,
-        unaware_s=0.0,
-        drain_deadline_s=0.0,
-        end_s=0.0,
-    )
+    state = OperationState.ROLLING_BACK if rolling_back else OperationState.RUNNING
+    return replace(step.turned(Goal.ASLEEP, state, "it came up again"), asked=None)
 
 
 def _advance_step(d: Draft, operation: Operation, step: Step) -> Step:

@@ -7,7 +7,7 @@ is awake is no such intruder: the memory is taken, so it waits. It is first in l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -112,6 +112,16 @@ class Plan:
         for item in self.releases:
             counts[item.member] = counts.get(item.member, 0) + 1
         return tuple(sorted(counts.items()))
+
+    @property
+    def change_by_member(self) -> Mapping[MemberKey, int]:
+        """By how many replicas each member grows, below 0 for those that shrink."""
+        found: dict[MemberKey, int] = {}
+        for item in self.wakes:
+            found[item.member] = found.get(item.member, 0) + 1
+        for key, released in self.released_by_member:
+            found[key] = found.get(key, 0) - released
+        return found
 
     @property
     def donor_words(self) -> str:

@@ -54,11 +54,7 @@ def after_plan(arena: Arena, plan: Plan) -> Arena:
     """The pool as it will be once `plan` is done, as far as it can be foretold."""
     released = {item.replica for item in plan.releases}
     woken = {item.replica for item in plan.wakes}
-    change: dict[MemberKey, int] = {}
-    for item in plan.wakes:
-        change[item.member] = change.get(item.member, 0) + 1
-    for key, count in plan.released_by_member:
-        change[key] = change.get(key, 0) - count
+    change = plan.change_by_member
     return replace(
         arena,
         awake=tuple(sorted((set(arena.awake) - released) | woken)),

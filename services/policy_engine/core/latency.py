@@ -10,14 +10,12 @@ Levelling by load leaves such moves out: a member with short requests may well b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from policy_engine.core.arena import Arena, MemberState, Plan
 from policy_engine.core.donors import Terms
 from policy_engine.core.predict import speed
 from policy_engine.core.sources import Log, source
-from policy_engine.core.vocabulary import MemberKey
 
 # Who moved a moment ago is still seen as it was before.
 SETTLED_AFTER_S = 10.0
@@ -91,14 +89,5 @@ def _gain(arena: Arena, plan: Plan) -> float:
     """By how much the burden falls; negative where it rises."""
     return sum(
         burden(arena.member(key), arena.awake_count(key)) - burden(arena.member(key), arena.awake_count(key) + change)
-        for key, change in _changes(plan).items()
+        for key, change in plan.change_by_member.items()
     )
-
-
-def _changes(plan: Plan) -> Mapping[MemberKey, int]:
-    found: dict[MemberKey, int] = {}
-    for item in plan.wakes:
-        found[item.member] = found.get(item.member, 0) + 1
-    for key, released in plan.released_by_member:
-        found[key] = found.get(key, 0) - released
-    return found
