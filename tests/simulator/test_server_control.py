@@ -158,7 +158,7 @@ async def test_wait_lets_requests_finish_before_it_sleeps(make_server, http, unt
 
 async def test_keep_freezes_requests_leaves_a_stale_gauge_and_goes_on_after_the_wake(make_server, http, until) -> None:
     at = await make_server()
-    kept = asyncio.create_task(generate(http, at.url, 80))
+    kept = asyncio.create_task(generate(http, at.url, 1000))
     await until(lambda: at.server.stats.generation_tokens > 5)
     async with http.post(at.url + "/sleep?level=1&mode=keep") as response:
         assert response.status == 200
@@ -170,7 +170,7 @@ async def test_keep_freezes_requests_leaves_a_stale_gauge_and_goes_on_after_the_
     assert at.server.stats.generation_tokens == tokens_asleep
     async with http.post(at.url + "/wake_up") as response:
         assert response.status == 200
-    assert (await kept)["usage"]["completion_tokens"] == 80
+    assert (await kept)["usage"]["completion_tokens"] == 1000
 
 
 async def test_requests_to_a_sleeping_server_hang_unseen_by_the_gauges_until_it_wakes(make_server, http, until) -> None:
