@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from trimtab.cli.addresses import LocalAddresses
 from trimtab.store.client import Store
@@ -33,6 +34,10 @@ _MARKER = "trimtab-tests:marker"
 _ROOT = Path(__file__).parents[1]
 _REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:8.0")
 
+
+# How long an example takes by the wall clock says how busy the machine is; no property here is about time.
+settings.register_profile("trimtab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("trimtab")
 
 _PORTS = range(28_000, 32_700)
 _turns = itertools.count(os.getpid())
