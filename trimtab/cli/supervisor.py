@@ -57,11 +57,21 @@ def _die_with_parent() -> None:
 
 
 class Supervisor:
-    """Owns the children of one `trimtab up`. Use `start`, `restarts`, and always `stop`."""
+    """Owns the children of one `trimtab up`. Use `start`, `restarts`, and always `stop`.
 
-    def __init__(self, log_folder: Path, *, on_event: Callable[[str], None]) -> None:
+    `pause` is waited for, with its seconds, before a child that died is started again.
+    """
+
+    def __init__(
+        self,
+        log_folder: Path,
+        *,
+        on_event: Callable[[str], None],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._log_folder = log_folder
         self._on_event = on_event
+        self._pause = pause
         self._children: list[_Child] = []
         self._stopping = False
 
@@ -139,7 +149,7 @@ class Supervisor:
             child.restarts += 1
             what = f"{child.spec.name} {_how_it_ended(status)}"
             self._on_event(f"{what}: started again (restart {child.restarts}; {self.log_path(child.spec.name)})")
-            await asyncio.sleep(backoff_s)
+            await self._pause(backoff_s)
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
             await self._spawn(child, fresh_log=False)
 
