@@ -21,6 +21,7 @@ from simulator.core.profile import Profile
 from simulator.fleet.admin import make_admin_app
 from simulator.fleet.fleet import Fleet, FleetSettings
 from simulator.fleet.model import FleetConfigError, Inventory, Node, load_inventory
+from simulator.fleet.replica import Replica
 
 POOL = {"trimtab.dev/pool": "shared"}
 
@@ -80,13 +81,21 @@ async def make_fleet(http, free_ports, quick_profile: Profile) -> AsyncIterator[
         await runner.cleanup()
 
 
-async def test_a_replica_starts_refuses_connections_meanwhile_and_serves(make_fleet, http) -> None:
+async def test_a_replica_starts_refuses_connections_meanwhile_and_serves(make_fleet, http, monkeypatch) -> None:
+    start_up, loaded = Replica._start_up, asyncio.Event()
+
+    async def until_loaded(replica: Replica) -> None:
+        await start_up(replica)
+        await loaded.wait()
+
+    monkeypatch.setattr(Replica, "_start_up", until_loaded)
     at = await make_fleet()
     status, body = await at.create("chat-0", gpus=[1])
     assert status == 201
     assert body["state"] == "starting"
     with pytest.raises(aiohttp.ClientConnectionError):
         await http.get(body["address"] + "/health")
+    loaded.set()
     body = await at.running("chat-0")
     assert body["hbm_used_gib"] == pytest.approx(34.0, abs=0.1)
     async with http.post(body["address"] + "/v1/completions", json={"prompt": "hi", "max_tokens": 3}) as response:
@@ -224,7 +233,7 @@ async def test_a_name_is_free_again_only_when_its_server_has_ended(make_fleet, m
 async def test_a_crash_breaks_connections_and_the_restarted_server_counts_from_zero(
     make_fleet, http, until, monkeypatch
 ) -> None:
-    monkeypatch.setattr("simulator.fleet.replica._RESTART_DELAY_S", 0.3)
+    monkeypatch.setattr("simulator.fleet.replica._RESTART_DELAY_S", 1.5)
     at = await make_fleet()
     await at.create("chat-0", gpus=[0])
     body = await at.running("chat-0")
@@ -254,7 +263,7 @@ async def test_a_fault_heals_after_its_seconds(make_fleet, http) -> None:
     at = await make_fleet()
     await at.create("chat-0", gpus=[0])
     address = (await at.running("chat-0"))["address"]
-    assert (await at.call("POST", "/replicas/chat-0/fault", {"fault": "http_500", "seconds": 0.05}))[0] == 200
+    assert (await at.call("POST", "/replicas/chat-0/fault", {"fault": "http_500", "seconds": 1.0}))[0] == 200
     async with http.get(address + "/health") as response:
         assert response.status == 500
     async with asyncio.timeout(5):

@@ -246,7 +246,7 @@ async def test_a_full_queue_answers_503_before_any_header_of_a_stream(make_serve
     limits = quick_profile.limits.model_copy(update={"max_num_queued_reqs": 1, "max_num_seqs": 1})
     at = await make_server(profile=quick_profile.model_copy(update={"limits": limits}))
     url = at.url + "/v1/completions"
-    running = asyncio.create_task(post(http, url, prompt="a", max_tokens=200))
+    running = asyncio.create_task(post(http, url, prompt="a", max_tokens=1000))
     await until(lambda: at.server.engine.num_running == 1)
     queued = asyncio.create_task(post(http, url, prompt="a", max_tokens=1))
     await until(lambda: at.server.driver.unfinished == 2)

@@ -13,6 +13,7 @@ from simulator.core.profile import Profile
 from simulator.core.requests import FinishReason
 from simulator.core.sleep import SleepState
 from simulator.core.tokens import OutputPlan
+from simulator.server.driver import MAX_DEBT_S
 from simulator.server.faults import Fault
 from simulator.server.vllm_metrics import RequestParams
 
@@ -148,7 +149,7 @@ async def test_abort_ends_requests_in_flight_with_200_and_finish_reason_abort(ma
 
 async def test_wait_lets_requests_finish_before_it_sleeps(make_server, http, until) -> None:
     at = await make_server()
-    running = asyncio.create_task(generate(http, at.url, 60))
+    running = asyncio.create_task(generate(http, at.url, 600))
     await until(lambda: at.server.engine.num_running == 1)
     async with http.post(at.url + "/sleep?level=1&mode=wait") as response:
         assert (await response.json()) == {"status": "sleeping", "level": 1}
@@ -260,7 +261,7 @@ def with_lifecycle(profile: Profile, **seconds: float) -> Profile:
 async def test_the_first_sleep_is_slower_and_a_second_call_while_asleep_is_quick(
     make_server, http, quick_profile
 ) -> None:
-    at = await make_server(profile=with_lifecycle(quick_profile, first_sleep_s=0.5, sleep_s=0.05))
+    at = await make_server(profile=with_lifecycle(quick_profile, first_sleep_s=2.0, sleep_s=0.05))
     loop = asyncio.get_running_loop()
     seconds = []
     for path in ("/sleep", "/sleep", "/wake_up", "/sleep"):
@@ -268,9 +269,9 @@ async def test_the_first_sleep_is_slower_and_a_second_call_while_asleep_is_quick
         async with http.post(at.url + path):
             pass
         seconds.append(loop.time() - started_s)
-    assert seconds[0] >= 0.5
-    assert seconds[1] < 0.4
-    assert 0.05 <= seconds[3] < 0.45
+    assert seconds[0] >= 2.0
+    assert seconds[1] < 1.9
+    assert 0.05 <= seconds[3] < 1.9
 
 
 @pytest.mark.parametrize(("scale", "least_s", "most_s"), [(0.1, 0.5, 3.0), (0.0, 0.2, 3.0)])
@@ -338,7 +339,9 @@ async def test_faults(make_server, http, until) -> None:
 
 async def test_a_healed_server_goes_on_with_the_iteration_that_was_under_way(make_server, http, until) -> None:
     at = await make_server()
-    running = asyncio.create_task(generate(http, at.url, 40))
+    # Longer than what the engine makes up for at once after a stall of this test.
+    tokens = 1 + int(1.2 * MAX_DEBT_S / 0.002)
+    running = asyncio.create_task(generate(http, at.url, tokens))
     await until(lambda: at.server.engine.in_step)
     for fault in (Fault.WEDGED, Fault.NONE, Fault.SLOW, Fault.NONE, Fault.HUNG, Fault.NONE):
         at.server.set_fault(fault)
@@ -348,9 +351,9 @@ async def test_a_healed_server_goes_on_with_the_iteration_that_was_under_way(mak
     await asyncio.sleep(0.05)
     assert at.server.stats.generation_tokens == stood_at
     at.server.set_fault(Fault.NONE)
-    assert (await running)["usage"]["completion_tokens"] == 40
+    assert (await running)["usage"]["completion_tokens"] == tokens
     # Tokens come 2 ms apart but for the one that the stand-still held up.
-    assert sample(at.server.page.render(), "vllm:inter_token_latency_seconds_sum") >= 0.05 + 38 * 0.002
+    assert sample(at.server.page.render(), "vllm:inter_token_latency_seconds_sum") >= 0.05 + (tokens - 2) * 0.002
 
 
 async def test_a_request_on_the_way_to_sleep_counts_as_misrouted(make_server, http, until, quick_profile) -> None:
@@ -382,11 +385,14 @@ async def test_a_wake_from_level_2_is_quick_and_the_reload_takes_as_long_as_read
     await timed("/sleep?level=1")
     assert await timed("/wake_up") >= 0.3
     await timed("/sleep?level=2")
-    assert await timed("/wake_up?tags=weights") < 0.3
+    await timed("/wake_up?tags=weights")
     assert await timed("/collective_rpc", {"method": "reload_weights"}) >= 0.6
     await timed("/wake_up?tags=kv_cache")
     await timed("/sleep?level=1")
     assert await timed("/wake_up") >= 0.3, "its weights are there again"
+    at = await make_server(profile=with_lifecycle(quick_profile, wake_s=10.0))
+    await timed("/sleep?level=2")
+    assert await timed("/wake_up?tags=weights") < 9.0, "there is nothing to copy back"
 
 
 async def test_a_second_deeper_sleep_throws_nothing_away(make_server, http) -> None:
@@ -408,11 +414,11 @@ async def test_a_prefix_cache_with_held_blocks_is_reset_only_with_its_requests(m
 
     await generate(http, at.url, 1, "abcd" * 64)
     assert await reset() == {"success": True}
-    running = asyncio.create_task(generate(http, at.url, 200, "abcd" * 64))
+    running = asyncio.create_task(generate(http, at.url, 1000, "abcd" * 64))
     await until(lambda: at.server.engine.num_running == 1)
     assert await reset() == {"success": False}
     assert await reset("?reset_running_requests=true") == {"success": True}
-    assert (await running)["usage"]["completion_tokens"] == 200
+    assert (await running)["usage"]["completion_tokens"] == 1000
 
 
 @pytest.mark.parametrize(

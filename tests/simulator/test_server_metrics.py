@@ -10,6 +10,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from simulator.core.requests import StepOutcome
+
 VALUES_MATTER = ("source", "reason", "sleep_state", "finished_reason", "operation", "le")
 
 
@@ -257,21 +259,23 @@ def test_the_recorded_iteration_tokens_are_computed_prompt_tokens_plus_generated
     assert total["vllm:iteration_tokens_total_sum"] == computed + total["vllm:generation_tokens_total"]
 
 
-async def test_prompt_tokens_jump_at_the_first_token_and_queries_at_admission(
-    make_server, http, until, quick_profile
-) -> None:
-    timing = quick_profile.timing.model_copy(update={"token_s": 2e-4})
-    at = await make_server(profile=quick_profile.model_copy(update={"timing": timing}))
+async def test_prompt_tokens_jump_at_the_first_token_and_queries_at_admission(make_server, http, monkeypatch) -> None:
+    at = await make_server()
+    step_ended, pages = at.server.step_ended, []
+
+    def noted(outcome: StepOutcome) -> None:
+        step_ended(outcome)
+        pages.append(at.server.page.render())
+
+    monkeypatch.setattr(at.server, "step_ended", noted)
     body = {"model": "tiny", "prompt": list(range(4000)), "max_tokens": 1}
-    pending = asyncio.create_task(http.post(at.url + "/v1/completions", json=body))
-    await until(lambda: at.server.engine.counters.steps >= 1)
-    half = at.server.page.render()
+    async with http.post(at.url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+    half, *_, whole = pages
     assert 'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 0.0' in half
     assert 'vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 4000.0' in half
     assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 1.0' in half
-    async with await pending as response:
-        assert response.status == 200
-    assert 'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 4000.0' in at.server.page.render()
+    assert 'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 4000.0' in whole
 
 
 async def test_a_page_under_load_takes_less_than_a_millisecond_of_processor_time(make_server, http) -> None:
