@@ -218,9 +218,9 @@ def own_store(tmp_path: Path) -> Iterator[EmbeddedStore]:
 
 @pytest.fixture
 def eventually() -> Callable[..., object]:
-    """``await eventually(condition, timeout_s=5, what="…")``: wait until ``condition()`` is true, or fail."""
+    """``await eventually(condition, timeout_s=15, what="…")``: wait until ``condition()`` is true, or fail."""
 
-    async def wait(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "the condition") -> object:
+    async def wait(condition: Callable[[], object], timeout_s: float = 15.0, what: str = "the condition") -> object:
         give_up = time.monotonic() + timeout_s
         while True:
             value = condition()

@@ -287,8 +287,9 @@ async def start_engine(
                 "actuators": {"local": actuator.address} if actuator is not None else {},
                 "tick_interval_s": 0.05,
                 "scaled_interval_s": 0.1,
-                "lease_ttl_s": 1.0,
-                "actuator_lost_after_s": 1.0,
+                # What runs out by itself outlasts a machine that stands still; a test that waits for it says less.
+                "lease_ttl_s": 3.0,
+                "actuator_lost_after_s": 3.0,
                 "drain_grace_s": 0,
                 **more,
             }

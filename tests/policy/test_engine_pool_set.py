@@ -36,9 +36,9 @@ async def quiet(windows, service, *replicas):
     await windows.write(service, list(replicas), decode_tps=0, running=0)
 
 
-async def two_in_need(fake_actuator, start_engine, windows, **rules):
+async def two_in_need(fake_actuator, start_engine, windows, *, lease_ttl_s=3.0, **rules):
     """Eight GPUs, four services: `chat` and `text` starve, `code` and `math` rest. The actuator does not finish."""
-    engine = await start_engine(fake_actuator)
+    engine = await start_engine(fake_actuator, lease_ttl_s=lease_ttl_s)
     names = ("chat", "code", "math", "text")
     pool = pool_of(("chat", 1), ("code", 3), ("math", 3), ("text", 1), gpus=8, rules=rules, residenceS=60)
     await apply(engine, *(pooled(name) for name in names), pool)
@@ -87,7 +87,7 @@ async def test_disjoint_transitions_are_under_way_together_and_end_alone(fake_ac
 
 
 async def test_a_new_leader_goes_on_with_every_transition_under_way(fake_actuator, start_engine, windows):
-    engine = await two_in_need(fake_actuator, start_engine, windows, maxTransitions=2)
+    engine = await two_in_need(fake_actuator, start_engine, windows, lease_ttl_s=1.5, maxTransitions=2)
 
     async def both_taken():
         return all(list(item.outcome.operation_ids) for item in await transitions(engine, 2))

@@ -65,7 +65,7 @@ async def decisions_of(engine, subject="shared"):
     return list(response.decisions)
 
 
-async def until(condition, timeout_s=8.0):
+async def until(condition, timeout_s=20.0):
     give_up = asyncio.get_running_loop().time() + timeout_s
     while True:
         found = await condition()
@@ -136,12 +136,6 @@ async def test_a_rescue_takes_the_gpu_on_which_a_cold_replica_is_pre_warmed(fake
     await apply(engine, pool_of(("chat", 1), ("code", 3), ("bulk", 0), prewarm=True))
     await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
     assert (fake_actuator.states[0].prewarm, fake_actuator.states[0].residence_s) == (True, 1.0)
-    for name, life_cycle in (
-        ("code-node-0-1", types_pb2.LIFE_CYCLE_SLEEPING),
-        ("bulk-node-0-1", types_pb2.LIFE_CYCLE_STARTING),
-    ):
-        fake_actuator.replicas[name].life_cycle = life_cycle
-        fake_actuator.replicas[name].routable = False
     steps = [
         actuator_pb2.OperationStep(kind=actuator_pb2.STEP_KIND_RELEASE, replica="code-node-0-1"),
         actuator_pb2.OperationStep(kind=actuator_pb2.STEP_KIND_CREATE, replica="bulk-node-0-1"),
@@ -155,7 +149,20 @@ async def test_a_rescue_takes_the_gpu_on_which_a_cold_replica_is_pre_warmed(fake
         steps=steps,
     )
     fake_actuator.kick()
-    await asyncio.sleep(0.3)
+    for name, life_cycle in (
+        ("code-node-0-1", types_pb2.LIFE_CYCLE_SLEEPING),
+        ("bulk-node-0-1", types_pb2.LIFE_CYCLE_STARTING),
+    ):
+        fake_actuator.replicas[name].life_cycle = life_cycle
+        fake_actuator.replicas[name].routable = False
+    fake_actuator.kick()
+
+    async def seen():
+        status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+        bulk = next(item for item in status.services if item.service == "bulk")
+        return bulk.roles[0].replicas["LIFE_CYCLE_STARTING"] == 1
+
+    await until(seen)
     for name in ("chat", "code", "bulk"):
         await windows.demand(name, 0)
     await windows.write("chat", ["chat-node-0-0"], decode_tps=300, running=40, waiting=30)
@@ -240,8 +247,8 @@ async def test_a_restart_changes_nothing_and_republishes_the_same_state(fake_act
 
 
 async def test_a_follower_takes_over_a_killed_leader_and_the_old_token_is_refused(fake_actuator, start_engine, windows):
-    first = await start_engine(fake_actuator)
-    second = await start_engine(fake_actuator)
+    first = await start_engine(fake_actuator, lease_ttl_s=1.5)
+    second = await start_engine(fake_actuator, lease_ttl_s=1.5)
     await apply(first, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
     await until(lambda: asyncio.sleep(0, len(fake_actuator.replicas) == 8))
     statuses = [await item.stub.GetStatus(policy_pb2.GetStatusRequest()) for item in (first, second)]
@@ -261,19 +268,18 @@ async def test_a_follower_takes_over_a_killed_leader_and_the_old_token_is_refuse
 
 async def test_the_stores_restart_changes_nothing(own_store, fake_actuator, start_engine, eventually):
     """SIGKILL of the store, and its return with what it had: no new state, and no lower token."""
-    engine = await start_engine(fake_actuator, store_url=own_store.url)
+    engine = await start_engine(fake_actuator, store_url=own_store.url, lease_ttl_s=1.5)
     await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
     await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
     own_store.kill()
-    await asyncio.sleep(1.2)
-    status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
-    assert not status.leader, "a lease that the store cannot renew runs out"
+
+    async def leads(wanted):
+        return (await engine.stub.GetStatus(policy_pb2.GetStatusRequest())).leader is wanted
+
+    # A lease that the store cannot renew runs out.
+    await until(lambda: leads(False))
     own_store.start()
-
-    async def leads():
-        return (await engine.stub.GetStatus(policy_pb2.GetStatusRequest())).leader
-
-    await until(leads)
+    await until(lambda: leads(True))
     await asyncio.sleep(0.3)
     assert len(fake_actuator.states) == 1
     assert fake_actuator.tokens == sorted(fake_actuator.tokens)
@@ -397,13 +403,13 @@ async def test_the_end_of_an_operation_is_taken_up_at_once(fake_actuator, start_
     await patient.stop()
     old = fake_actuator.tokens[-1]
     slow = await start_engine(fake_actuator, tick_interval_s=30)
-    await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old), 5)
+    await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old))
     fake_actuator.finish("op-2")
 
     async def told():
         return (await decisions_of(slow))[0].outcome.state == decision_pb2.OUTCOME_STATE_SUCCEEDED
 
-    await until(told, 5)
+    await until(told)
     assert (await decisions_of(slow))[0].outcome.operation_ids == ["op-2"]
 
 
@@ -415,7 +421,12 @@ async def test_new_windows_are_decided_on_at_once(store, fake_actuator, start_en
     await first.stop()
     old = fake_actuator.tokens[-1]
     slow = await start_engine(fake_actuator, tick_interval_s=30)
-    await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old), 5)
+    await until(lambda: asyncio.sleep(0, fake_actuator.tokens[-1] > old))
+
+    async def listens():
+        return (await store.redis.pubsub_numsub(keys.windows_written()))[0][1]
+
+    await until(listens)
     await asyncio.sleep(0.3)  # The rescue loop is due again.
     for name in ("chat", "code"):
         await windows.demand(name, 0)
@@ -427,7 +438,7 @@ async def test_new_windows_are_decided_on_at_once(store, fake_actuator, start_en
     async def woken():
         return [item for item in await decisions_of(slow) if item.kind == decision_pb2.DECISION_KIND_TRANSITION]
 
-    (decision,) = await until(woken, 5)
+    (decision,) = await until(woken)
     assert decision.transition.wakes[0].service == "chat"
 
 

@@ -40,7 +40,7 @@ async def request_of(store, service="reason"):
     return None if raw is None else scheduler_pb2.ScalingRequest.FromString(raw)
 
 
-async def until(condition, timeout_s=8.0):
+async def until(condition, timeout_s=20.0):
     give_up = asyncio.get_running_loop().time() + timeout_s
     while True:
         found = await condition()
@@ -159,12 +159,17 @@ async def test_existing_replicas_are_taken_over_when_the_store_was_lost(fake_act
 
 
 async def test_an_unreachable_actuator_holds_its_services(start_engine, fake_actuator, windows, store):
-    engine = await start_engine(fake_actuator)
+    engine = await start_engine(fake_actuator, actuator_lost_after_s=1.0)
     await engine.stub.ApplyServicePolicy(policy_pb2.ApplyServicePolicyRequest(service_policy=disaggregated()))
     await counts_are(store, 1, 2)
     for name, role in (("p-0", PREFILL), ("d-0", DECODE), ("d-1", DECODE)):
         fake_actuator.put(f"reason-{name}", "reason", role=role)
-    await asyncio.sleep(0.2)
+
+    async def seen():
+        status = await engine.stub.GetStatus(policy_pb2.GetStatusRequest())
+        return [role.routable for role in status.services[0].roles] == [1, 2]
+
+    await until(seen)
     fake_actuator.mute = True
     fake_actuator.kick()
 

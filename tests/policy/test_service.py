@@ -65,7 +65,7 @@ async def engine(start_engine, fake_actuator):
 
 async def born(engine):
     """Until the pool's first decision has its outcome."""
-    give_up = asyncio.get_running_loop().time() + 5
+    give_up = asyncio.get_running_loop().time() + 20
     while True:
         found = await engine.stub.ListDecisions(policy_pb2.ListDecisionsRequest(subject="shared"))
         if found.decisions and found.decisions[-1].outcome.state == decision_pb2.OUTCOME_STATE_SUCCEEDED:
@@ -283,7 +283,7 @@ async def test_decisions_are_watched_and_listed_by_page(engine, fake_actuator):
             if seen and seen[-1][1] == decision_pb2.OUTCOME_STATE_SUCCEEDED:
                 return
 
-    await asyncio.wait_for(read(), 8)
+    await asyncio.wait_for(read(), 20)
     assert seen[0][1] == decision_pb2.OUTCOME_STATE_PENDING
     assert len({name for name, _ in seen}) == 1
     page = await engine.stub.ListDecisions(policy_pb2.ListDecisionsRequest(page_size=1))
