@@ -135,7 +135,7 @@ class Stack:
         if self._channel is not None:
             await self._channel.close()
 
-    async def until(self, check: Callable[[], Any], *, timeout_s: float = 15.0, what: str = "it") -> Any:
+    async def until(self, check: Callable[[], Any], *, timeout_s: float = 40.0, what: str = "it") -> Any:
         """Awaits ``check()`` until it gives something true; what it raises counts as not yet."""
         last: object = None
         async with asyncio.timeout(timeout_s + 5):
@@ -164,7 +164,7 @@ class Stack:
         response = await self.stub.GetOperation(pb.GetOperationRequest(operation_id=operation_id), timeout=3)
         return response.operation
 
-    async def ended(self, operation_id: str, timeout_s: float = 20.0) -> pb.Operation:
+    async def ended(self, operation_id: str, timeout_s: float = 40.0) -> pb.Operation:
         """The operation once it has ended."""
 
         async def check() -> pb.Operation | None:
