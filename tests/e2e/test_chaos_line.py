@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -39,10 +39,18 @@ async def server() -> AsyncIterator[tuple[Server, int]]:
     listening.close()
 
 
-async def test_what_a_client_sends_comes_late_in_order_and_after_it_has_hung_up(server: tuple[Server, int]) -> None:
+async def test_what_a_client_sends_comes_late_in_order_and_after_it_has_hung_up(
+    server: tuple[Server, int], eventually: Callable[..., Awaitable[object]]
+) -> None:
     kept, port = server
     delay_s = 0.0
-    line = SlowLine("127.0.0.1", port, delay_s=lambda: delay_s)
+    asked: list[float] = []
+
+    def delay() -> float:
+        asked.append(delay_s)
+        return delay_s
+
+    line = SlowLine("127.0.0.1", port, delay_s=delay)
     await line.start()
     host, _, line_port = line.address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(line_port))
@@ -51,7 +59,7 @@ async def test_what_a_client_sends_comes_late_in_order_and_after_it_has_hung_up(
     delay_s, sent_at = DELAY_S, time.monotonic()
     writer.write(b"b")
     await writer.drain()
-    await asyncio.sleep(0.05)
+    await eventually(lambda: asked == [0.0, DELAY_S], what="the line's question for the delay of b")
     delay_s = 0.0
     writer.write(b"c")
     await writer.drain()
