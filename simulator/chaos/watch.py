@@ -24,8 +24,9 @@ WORD_LOOK_S = 0.5
 WORD_TIMEOUT_S = 0.4
 LIST_LOOK_S = 0.2
 OPERATIONS_LOOK_S = 2.0
-# A request that was chosen before the acknowledgement may reach its server a little after it.
-ON_THE_WIRE_S = 0.5
+# A request that was chosen before the acknowledgement may reach its server a little after it: so many looks, with
+# their pauses between them. A time would pass for a machine that stood still, and the request not get on meanwhile.
+LOOKS_ON_THE_WIRE = 3
 _CALL_S = 1.0
 _ERRORS = (grpc.aio.AioRpcError, aiohttp.ClientError, TimeoutError, OSError)
 
@@ -35,7 +36,7 @@ class _Hidden:
     """A replica that the gateway has confirmed to be hidden: requests it had received by then."""
 
     revision: int
-    since_s: float
+    looks: int = 0
     received: int | None = None
 
 
@@ -123,7 +124,6 @@ class Watch:
 
     async def _look_at_hidden(self) -> None:
         """A server whose hiding the gateway has confirmed may receive nothing more until it is shown again."""
-        now_s = asyncio.get_running_loop().time()
         confirmed = {
             name: revision
             for name, revision in self._middleman.hidden_since.items()
@@ -132,11 +132,12 @@ class Watch:
         self._hidden = {
             name: self._hidden[name]
             if name in self._hidden and self._hidden[name].revision == revision
-            else _Hidden(revision, now_s)
+            else _Hidden(revision)
             for name, revision in confirmed.items()
         }
         for name, hidden in list(self._hidden.items()):
-            if now_s - hidden.since_s < ON_THE_WIRE_S:
+            hidden.looks += 1
+            if hidden.looks <= LOOKS_ON_THE_WIRE:
                 continue
             received = int((await self._access.fleet(f"/replicas/{name}/stats"))["requests_received"])
             if not await self._middleman.knows_all() or self._middleman.hidden_since.get(name) != hidden.revision:
