@@ -76,7 +76,9 @@ async def test_an_old_reign_writes_nothing_any_more(store: Store) -> None:
     heard, stopping = asyncio.Event(), asyncio.Event()
     channel = keys.endpoints_written("local")
     following = asyncio.create_task(follow_news(store, channel, heard.set, stopping=stopping))
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(5):
+        while await store.redis.pubsub_numsub(channel) != [(channel.encode(), 1)]:  # noqa: ASYNC110  (it has no event)
+            await asyncio.sleep(0.01)
     with pytest.raises(FencedOff):
         await write(store, None, services(chat=pb.ENDPOINT_STATE_ROUTABLE), revision=99, token=old_token)
     registry = EndpointRegistry(store, "local")

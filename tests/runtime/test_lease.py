@@ -216,11 +216,13 @@ async def test_fenced_write_takes_no_key_of_another_owner(store: Store) -> None:
 async def test_run_acquires_renews_and_releases(store: Store, eventually: Eventually) -> None:
     told: list[int | None] = []
     stopping = asyncio.Event()
-    lease = Lease(store, NAME, "a", ttl_s=0.2)
+    clock = suspend_aware_monotonic
+    lease = Lease(store, NAME, "a", ttl_s=3.0)
     running = asyncio.create_task(lease.run(stopping, on_change=told.append))
     await eventually(lambda: told == [1])
-    await asyncio.sleep(0.5)
-    assert lease.held, "renewed beyond its first time"
+    first_end_s = clock() + lease.left_s()
+    await eventually(lambda: clock() + lease.left_s() > first_end_s + 0.5, what="a renewal beyond its first time")
+    assert lease.held
     stopping.set()
     await asyncio.wait_for(running, 5)
     assert told == [1, None]
@@ -233,12 +235,12 @@ async def test_run_tells_the_loss_while_the_store_is_away_and_comes_back(
     store = await Store.connect(own_store.url, wait_s=5)
     told: list[int | None] = []
     stopping = asyncio.Event()
-    running = asyncio.create_task(Lease(store, NAME, "a", ttl_s=0.3).run(stopping, on_change=told.append))
+    running = asyncio.create_task(Lease(store, NAME, "a", ttl_s=1.0).run(stopping, on_change=told.append))
     await eventually(lambda: told == [1])
     own_store.kill()
     await eventually(lambda: told == [1, None], what="the loss")
     await asyncio.to_thread(own_store.start)
-    await eventually(lambda: len(told) == 3, what="the lease after the restart")
+    await eventually(lambda: len(told) >= 3, what="the lease after the restart")
     assert told[2] in (1, 2), "1 when the store's expiry had not passed"
     stopping.set()
     await asyncio.wait_for(running, 5)
@@ -251,9 +253,9 @@ async def test_the_loss_is_told_on_time_when_the_store_hangs(own_store: Embedded
     running = asyncio.create_task(Lease(store, NAME, "a", ttl_s=0.3).run(asyncio.Event(), on_change=told.append))
     await eventually(lambda: told == [1])
     own_store.suspend()
-    await eventually(lambda: told == [1, None], timeout_s=1.0, what="the loss")
+    await eventually(lambda: told == [1, None], timeout_s=1.8, what="the loss, before the call gives up")
     own_store.resume()
-    await eventually(lambda: len(told) == 3, what="the lease again")
+    await eventually(lambda: len(told) >= 3, what="the lease again")
     assert told[:2] == [1, None]
     running.cancel()
     await store.close()
@@ -261,14 +263,16 @@ async def test_the_loss_is_told_on_time_when_the_store_hangs(own_store: Embedded
 
 async def test_another_waits_in_line_and_takes_over_from_a_killed_holder(store: Store, eventually: Eventually) -> None:
     told: list[int | None] = []
+    holders: list[int | None] = []
     stopping = asyncio.Event()
-    holder = asyncio.create_task(Lease(store, NAME, "killed", ttl_s=0.3).run(asyncio.Event()))
-    await asyncio.sleep(0.05)
-    waiting = asyncio.create_task(Lease(store, NAME, "next", ttl_s=0.3).run(stopping, on_change=told.append))
-    await asyncio.sleep(0.2)
+    killed, waiting_for_it = Lease(store, NAME, "killed", ttl_s=1.0), Lease(store, NAME, "next", ttl_s=1.0)
+    holder = asyncio.create_task(killed.run(asyncio.Event(), on_change=holders.append))
+    await eventually(lambda: holders == [1])
+    waiting = asyncio.create_task(waiting_for_it.run(stopping, on_change=told.append))
+    await eventually(lambda: waiting_for_it.held_by_other, what="a refusal")
     assert told == []
     holder.cancel()
-    await eventually(lambda: told == [2], timeout_s=3, what="the take-over")
+    await eventually(lambda: told == [2], what="the take-over")
     stopping.set()
     await asyncio.wait_for(waiting, 5)
 

@@ -196,7 +196,7 @@ async def test_the_clients_deadline_ends_the_handler(
         return pb.ListTargetsResponse()
 
     demo.servicer.behaviour = hang
-    caught = await refused(demo.stub(), timeout=0.1)
+    caught = await refused(demo.stub(), timeout=1.0)
     assert caught.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await asyncio.wait_for(cancelled.wait(), 5)
     await eventually(
@@ -226,10 +226,10 @@ async def test_deadline_and_request_id_travel_to_the_next_service(start_demo: St
 
     upstream.servicer.behaviour = look
     demo.servicer.behaviour = ask_upstream
-    call = demo.stub().ListTargets(pb.ListTargetsRequest(), timeout=1.5, metadata=((REQUEST_ID_KEY, "abc-1"),))
+    call = demo.stub().ListTargets(pb.ListTargetsRequest(), timeout=3.0, metadata=((REQUEST_ID_KEY, "abc-1"),))
     await call
     assert seen["request_id"] == "abc-1"
-    assert 0 < seen["remaining_s"] < 2, "less than the default of a call"
+    assert 0 < seen["remaining_s"] < 4, "less than the default of a call"
     assert dict(await call.trailing_metadata())[REQUEST_ID_KEY] == "abc-1"
 
 
@@ -250,8 +250,8 @@ async def test_work_that_outlives_its_call_is_not_bound_by_the_calls_deadline(st
     stub = demo.stub()
     await stub.ListTargets(pb.ListTargetsRequest())
     demo.servicer.behaviour = spawn
-    await stub.ListTargets(pb.ListTargetsRequest(), timeout=0.5)
-    await asyncio.sleep(0.55)
+    await stub.ListTargets(pb.ListTargetsRequest(), timeout=1.5)
+    await asyncio.sleep(1.55)
     answered.set()
     assert (await kept[0]).next_page_token == "late"
 

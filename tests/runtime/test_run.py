@@ -169,6 +169,9 @@ def test_a_second_signal_stops_a_service_that_is_stuck(spawn: Spawn, ports: list
     process = spawn("--mode=stuck", "--drain-grace-s=60")
     await_metrics(ports[1])
     process.send_signal(signal.SIGTERM)
+    # Two signals that come before the first is heard are one.
+    assert process.stderr is not None
+    assert any('"stopping"' in line for line in process.stderr)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
     process.send_signal(signal.SIGTERM)

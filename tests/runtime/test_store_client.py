@@ -112,7 +112,7 @@ async def test_use_during_a_restart_loses_no_acknowledged_write(
                 acknowledged.append(number)
 
     writer = asyncio.create_task(write())
-    await asyncio.sleep(0.2)
+    await eventually(lambda: len(acknowledged) >= 50, what="fifty writes")
     own_store.kill()
     before = len(acknowledged)
     await asyncio.sleep(0.1)

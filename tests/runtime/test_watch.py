@@ -82,7 +82,7 @@ async def test_stopping_ends_every_stream_at_once() -> None:
     started = time.monotonic()
     with pytest.raises(StopAsyncIteration):
         await asyncio.wait_for(anext(stream), 5)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 4, "long before the next bookmark"
     assert hub.readers == 0
 
 
@@ -161,13 +161,13 @@ async def test_follow_lists_again_after_a_restart(start_demo: Start, eventually:
 async def test_follow_tells_a_loss_once_and_recovers(start_demo: Start, eventually: Eventually) -> None:
     first = await start_demo()
     stub = first.stub()
-    following = Following(lambda: stub.WatchObservations(pb.WatchObservationsRequest()), bookmark_timeout_s=0.3)
+    following = Following(lambda: stub.WatchObservations(pb.WatchObservationsRequest()), bookmark_timeout_s=1.0)
     await eventually(lambda: following.seen)
     await first.server.drain()
     started = time.monotonic()
     await eventually(lambda: following.lost == 1, what="the loss")
-    assert time.monotonic() - started < 1.5
-    await asyncio.sleep(0.8)
+    assert time.monotonic() - started < 3
+    await asyncio.sleep(1.5)
     assert following.lost == 1, "told once, however often it tries to connect"
     await start_demo(listen=first.address)
     await eventually(lambda: following.kinds().count("snapshot") == 2, what="a second snapshot")
