@@ -21,6 +21,7 @@ from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
 from trimtab.rpc.clients import channel
+from trimtab.rpc.errors import error_reason
 
 _REPOSITORY = Path(__file__).parents[2]
 TOPOLOGY = """\
@@ -154,6 +155,14 @@ class Stack:
     async def replicas(self) -> dict[str, pb.Replica]:
         response = await self.stub.ListReplicas(pb.ListReplicasRequest(), timeout=3)
         return {replica.replica: replica for replica in response.replicas}
+
+    async def stands_by(self) -> bool:
+        """Whether it says that another actuator speaks for the cluster, or that it is starting."""
+        try:
+            await self.replicas()
+        except grpc.aio.AioRpcError as error:
+            return error_reason(error) == "STANDING_BY"
+        return False
 
     async def life_cycles(self) -> dict[str, str]:
         found = await self.replicas()

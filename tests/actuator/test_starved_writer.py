@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 from actuator_rig import LIMITS, spec
 from controller_helpers import counted, eventually
@@ -21,7 +20,7 @@ from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
-from trimtab.rpc.errors import Unavailable, error_reason
+from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff
@@ -207,15 +206,7 @@ async def test_a_suspended_process_stands_by_for_its_successor_and_comes_back_af
     try:
         await other.until(other.replicas, what="the take-over")
         processes.running["actuator"].send_signal(signal.SIGCONT)
-
-        async def stands_by() -> bool:
-            try:
-                await stack.replicas()
-            except grpc.aio.AioRpcError as error:
-                return error_reason(error) == "STANDING_BY"
-            return False
-
-        await stack.until(stands_by, what="the end of the first one's reign")
+        await stack.until(stack.stands_by, what="the end of the first one's reign")
         processes.kill("successor")
         assert await stack.until(stack.life_cycles, what="the first one's return") == before
         response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
