@@ -73,7 +73,7 @@ def free_port() -> int:
     return _free_port()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], list[int]]:
     """``free_ports(n)``: n different free ports."""
 

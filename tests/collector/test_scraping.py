@@ -86,7 +86,8 @@ async def test_one_bad_target_never_delays_another(page_server, vllm_page, event
         await eventually(lambda: len(healthy.requests) >= 8)
         took_s = time.monotonic() - started
 
-    assert took_s < 1.3
+    # Eight times the interval; a deadline of each hanging one, every time, would make four seconds of them.
+    assert took_s < 2.5
     assert all(server.most_in_flight == 1 for server in hanging)
 
 
@@ -106,7 +107,7 @@ async def test_a_failing_target_is_scraped_less_often_and_found_again(page_serve
         assert scraper.statuses["r"].state == pb.TARGET_STATE_DOWN
         assert scraper.statuses["r"].last_error == "/metrics: HTTP 500"
         broken = False
-        await eventually(lambda: scraper.statuses["r"].state == pb.TARGET_STATE_UP, timeout_s=1)
+        await eventually(lambda: scraper.statuses["r"].state == pb.TARGET_STATE_UP, timeout_s=3)
         assert scraper.statuses["r"].last_error == ""
 
 
@@ -208,7 +209,8 @@ async def test_services_are_scraped_at_their_own_intervals(page_server, vllm_pag
         scraper.update({"f": target("f", fast.url), "s": replace(target("s", slow.url), service="slow")})
         await eventually(lambda: len(fast.requests) >= 13)
 
-    assert 1 <= len(slow.requests) <= 4
+    # Two or three, and one more for each time that this test is held up for long.
+    assert 1 <= len(slow.requests) <= 6
 
 
 def test_a_role_may_have_longer_iterations_than_the_rest() -> None:
@@ -232,7 +234,10 @@ async def test_case_8_one_pod_without_address_and_one_that_hangs_leave_six_of_ei
     async with scraping() as scraper:
         scraper.update(everybody)
         started = time.monotonic()
-        await eventually(lambda: all(server.requests for server in servers) and scraper.statuses["hangs"].failure)
+        good = [status for name, status in scraper.statuses.items() if name.startswith("r-")]
+        await eventually(
+            lambda: all(one.state == pb.TARGET_STATE_UP for one in good) and scraper.statuses["hangs"].failure
+        )
         closed = judged(scraper)
         took_s = time.monotonic() - started
         states = {name: scraper.statuses[name].state for name in ("pending", "hangs")}
@@ -241,7 +246,7 @@ async def test_case_8_one_pod_without_address_and_one_that_hangs_leave_six_of_ei
     assert list(partial.reported_replicas) == [f"r-{number}" for number in range(6)]
     assert sorted(partial.missing_replicas) == ["hangs", "pending"]
     assert states == {"pending": pb.TARGET_STATE_PENDING, "hangs": pb.TARGET_STATE_DOWN}
-    assert took_s < 1.0, "nobody waits for the one that hangs"
+    assert took_s < 3.0, "nobody waits for the one that hangs"
 
 
 async def test_a_nodes_gpu_exporter_is_no_server_and_fills_the_board(page_server, vllm_page, eventually) -> None:

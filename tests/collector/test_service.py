@@ -76,8 +76,31 @@ async def until(
     raise AssertionError(f"no such observation within {timeout_s} s; the last was {last}")
 
 
+async def until_listed(
+    stub: object, condition: Callable[[list[pb.Target]], bool], timeout_s: float = 8.0
+) -> list[pb.Target]:
+    """The first list of all targets that satisfies ``condition``."""
+    give_up = time.monotonic() + timeout_s
+    while True:
+        listed = list((await stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets)  # type: ignore[attr-defined]
+        if condition(listed):
+            return listed
+        assert time.monotonic() < give_up, f"never so within {timeout_s} s: {listed}"
+        await asyncio.sleep(0.03)
+
+
+async def window_ends(stub: object, **request: object) -> list[int]:
+    """The ends of the windows in the history, in milliseconds."""
+    response = await stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, **request), timeout=2)  # type: ignore[attr-defined]
+    return [item.window_end.ToMilliseconds() for item in response.observations]
+
+
 def decode(observation: pb.RoleObservation) -> types_pb2.Measurement:
     return signal(observation, pb.SIGNAL_DECODE_TPS)
+
+
+def up(targets: list[pb.Target]) -> list[pb.Target]:
+    return [item for item in targets if item.state == pb.TARGET_STATE_UP]
 
 
 def has_quality(quality: "types_pb2.Quality.ValueType") -> Callable[[pb.RoleObservation], bool]:
@@ -107,6 +130,7 @@ async def chat(shared, vllm_page, store_server_url, tmp_path_factory):
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_targets_are_listed_in_pages_with_their_states(chat) -> None:
+    await until_listed(chat.stub, lambda items: len(up(items)) == 2)
     first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=2)
     second = await chat.stub.ListTargets(
         pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=2
@@ -146,11 +170,13 @@ async def test_a_batch_names_what_is_missing(chat) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
-    await asyncio.sleep(0.5)
-    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
+    ends_ms: list[int] = []
+    give_up = time.monotonic() + 8
+    while len(ends_ms) < 5 and time.monotonic() < give_up:
+        await asyncio.sleep(0.1)
+        ends_ms = await window_ends(chat.stub)
     last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=2)
 
-    ends_ms = [item.window_end.ToMilliseconds() for item in response.observations]
     assert len(ends_ms) >= 5
     assert all(end_ms % 200 == 0 for end_ms in ends_ms), "windows are aligned to the store's clock"
     assert ends_ms == sorted(set(ends_ms))
@@ -160,6 +186,11 @@ async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
     middle.end_time.FromMilliseconds(ends_ms[3])
     between = await chat.stub.QueryHistory(middle, timeout=2)
     assert [item.window_end.ToMilliseconds() for item in between.observations] == ends_ms[1:3]
+
+
+async def windows_from(stub: object, first_ms: int, number: int) -> list[int]:
+    """So many windows of the history, in order: one for each interval in which the collector was not held up."""
+    return [end_ms for end_ms in await window_ends(stub) if end_ms >= first_ms][:number]
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -176,7 +207,7 @@ async def test_a_watch_gives_a_snapshot_then_every_window(chat) -> None:
     assert [item.service for item in first.snapshot.observations] == ["chat"]
     assert first.snapshot.revision > 0
     ends_ms = [message.observation.window_end.ToMilliseconds() for message in rest]
-    assert [later - earlier for earlier, later in itertools.pairwise(ends_ms)] == [200, 200]
+    assert ends_ms == await windows_from(chat.stub, ends_ms[0], 3)
     assert ends_ms[0] > first.snapshot.observations[0].window_end.ToMilliseconds()
 
 
@@ -219,7 +250,7 @@ async def test_a_watch_that_comes_back_gets_what_it_missed_and_goes_on_without_a
     assert {one.WhichOneof("event") for one in messages} == {"observation"}
     revisions = [one.revision for one in messages]
     assert revisions[0] == seen[-1], "the last revision seen is told again: another role may have had it too"
-    assert {later - earlier for earlier, later in itertools.pairwise(revisions)} == {200}
+    assert revisions == await windows_from(chat.stub, revisions[0], 9)
     assert revisions[-1] > seen[-1] + 1000
 
 
@@ -233,24 +264,30 @@ async def test_a_watch_that_comes_back_too_late_or_from_nowhere_gets_a_snapshot(
 
     assert first.WhichOneof("event") == "snapshot"
     assert [item.service for item in first.snapshot.observations] == ["chat"]
-    assert second.observation.window_end.ToMilliseconds() == second.revision == first.revision + 200
+    assert second.observation.window_end.ToMilliseconds() == second.revision
+    assert [first.revision, second.revision] == await windows_from(chat.stub, first.revision, 2)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_history_is_thinned_to_the_last_window_of_each_step(chat) -> None:
     await asyncio.sleep(1.5)
-    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, step_s=1e-9), timeout=2)
-    assert len(response.observations) > 1, "a step that is shorter than any window leaves none out"
-    response = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, step_s=1), timeout=2)
+    ends_ms = await window_ends(chat.stub, step_s=1)
+    tiny_ms = await window_ends(chat.stub, step_s=1e-9)
+    every_ms = await window_ends(chat.stub)
 
-    ends_ms = [item.window_end.ToMilliseconds() for item in response.observations]
     assert len(ends_ms) >= 2
-    assert [end_ms % 1000 for end_ms in ends_ms[:-1]] == [800] * (len(ends_ms) - 1)
+    assert ends_ms[:-1] == list({end_ms // 1000: end_ms for end_ms in every_ms}.values())[: len(ends_ms) - 1]
+    assert tiny_ms == every_ms[: len(tiny_ms)], "a step that is shorter than any window leaves none out"
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_service_is_given_as_a_whole_and_by_role(chat) -> None:
-    found = await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="chat"), timeout=2)
+    async with asyncio.timeout(8):
+        while True:
+            found = await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="chat"), timeout=2)
+            if OK(found.service):
+                break
+            await asyncio.sleep(0.03)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="other"), timeout=2)
 
@@ -263,6 +300,7 @@ async def test_a_service_is_given_as_a_whole_and_by_role(chat) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_replicas_samples_are_listed_in_pages(chat) -> None:
+    await until(chat.stub, CHAT, OK)
     request = pb.ListReplicaSamplesRequest(key=CHAT, page_size=1)
     first = await chat.stub.ListReplicaSamples(request, timeout=2)
     request.page_token = first.next_page_token
@@ -319,6 +357,7 @@ async def test_what_does_not_parse_comes_back_with_one_violation_per_field(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_newest_sample_of_each_replica_is_in_one_hash_per_role(chat, store_server_url) -> None:
+    await until(chat.stub, CHAT, OK)
     with redis.Redis.from_url(store_server_url) as client:
         found = client.hgetall(keys.latest_samples("chat", "ROLE_COLOCATED"))
 
@@ -335,9 +374,16 @@ async def test_the_newest_sample_of_each_replica_is_in_one_hash_per_role(chat, s
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_aggregate_series_are_on_the_collectors_own_metrics(chat) -> None:
+async def test_aggregate_series_are_on_the_collectors_own_metrics(chat, eventually) -> None:
     sample = chat.context.registry.get_sample_value
     role = {"service": "chat", "role": "colocated"}
+    # Both in one step: what is so for a moment need not be in the next.
+    await eventually(
+        lambda: (
+            sample("trimtab_signal_quality", role | {"signal": "decode_tps", "quality": "ok"}) == 1
+            and sample("trimtab_collector_targets", {"state": "up"}) == 2
+        )
+    )
 
     assert sample("trimtab_signal", role | {"signal": "decode_tps"}) == pytest.approx(2000, rel=0.25)
     assert sample("trimtab_signal_quality", role | {"signal": "decode_tps", "quality": "ok"}) == 1
@@ -420,7 +466,7 @@ async def test_servers_that_answer_wrongly_slowly_or_not_at_all_are_named_and_th
     collector = await start_collector(targets_files=[path])
 
     found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 1900)
-    listed = (await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets
+    listed = await until_listed(collector.stub, lambda items: len(up(items)) == 2)
 
     assert (decode(found).quality, decode(found).reported, decode(found).expected) == (types_pb2.QUALITY_PARTIAL, 2, 6)
     assert decode(found).value == pytest.approx(2000, rel=0.25)
@@ -446,8 +492,12 @@ async def test_a_targets_file_is_followed_and_a_malformed_one_changes_nothing(
     path.write_text('[{"targets": ["no port"]}]')
     readable = ("trimtab_collector_targets_file_readable", {"file": str(path)})
     await eventually(lambda: collector.context.registry.get_sample_value(*readable) == 0.0)
-    await asyncio.sleep(0.3)
-    kept = await get(collector.stub, CHAT)
+    later_ms = time.time() * 1000 + 300
+    kept = await until(
+        collector.stub,
+        CHAT,
+        lambda item: item.window_end.ToMilliseconds() > later_ms and len(item.reported_replicas) == 2,
+    )
     write_targets(path, chat_1=servers[1].host_and_port)
     left = await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-1"])
 
@@ -461,9 +511,10 @@ async def test_a_targets_file_is_followed_and_a_malformed_one_changes_nothing(
 async def test_gateways_demand_enters_at_the_front_door_and_expires(start_collector) -> None:
     collector = await start_collector(demand_expiry_s=0.6)
 
-    async def report_for(seconds: float, gateway: str, held: int) -> None:
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up:
+    seen = asyncio.Event()
+
+    async def report(gateway: str, held: int) -> None:
+        while not seen.is_set():
             demand = pb.ServiceDemand(
                 service="chat", interval_s=0.1, arrivals=5, prompt_tokens=500, requested_output_tokens=50, held=held
             )
@@ -472,13 +523,18 @@ async def test_gateways_demand_enters_at_the_front_door_and_expires(start_collec
             )
             await asyncio.sleep(0.1)
 
-    both = asyncio.gather(report_for(2.5, "gw-0", 3), report_for(2.5, "gw-1", 4))
-    found = await until(collector.stub, DOOR, lambda item: signal(item, pb.SIGNAL_HELD).value == 7.0)
-    rate = signal(found, pb.SIGNAL_ARRIVAL_RPS).value
+    def whole(item: pb.RoleObservation) -> bool:
+        """Both have reported, and as often as they say, all through the window."""
+        rate = signal(item, pb.SIGNAL_ARRIVAL_RPS).value
+        return signal(item, pb.SIGNAL_HELD).value == 7.0 and rate == pytest.approx(100.0, rel=0.2)
+
+    both = asyncio.gather(report("gw-0", 3), report("gw-1", 4))
+    found = await until(collector.stub, DOOR, whole)
+    seen.set()
     await both
     silent = await until(collector.stub, DOOR, lambda item: not signal(item, pb.SIGNAL_HELD).HasField("value"))
 
-    assert rate == pytest.approx(100.0, rel=0.2)
+    assert list(found.missing_replicas) == []
     assert signal(silent, pb.SIGNAL_HELD).quality == types_pb2.QUALITY_MISSING
     assert list(silent.missing_replicas) == ["gw-0", "gw-1"]
 
@@ -550,7 +606,7 @@ async def test_the_actuators_replicas_are_the_reference(
     collector = await start_collector(actuators={"east": address}, targets_files=[stray])
 
     found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 900)
-    listed = (await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets
+    listed = await until_listed(collector.stub, lambda items: len(up(items)) == 3)
 
     assert decode(found).value == pytest.approx(1000, rel=0.25), "the hidden one and the stray are not counted"
     assert list(found.reported_replicas) == ["chat-0"]
@@ -573,11 +629,16 @@ async def test_changes_of_replicas_are_followed(start_collector, page_server, vl
 
     fake.revision = 2
     fake.tell(actuator_pb2.WatchReplicasResponse(changed=a_replica("chat-1", servers[1].url, revision=2)))
-    both = await until(collector.stub, CHAT, lambda item: len(item.reported_replicas) == 2)
+    both = await until(
+        collector.stub, CHAT, lambda item: len(item.reported_replicas) == 2 and item.replica_revisions["east"] >= 2
+    )
     fake.revision = 3
     fake.tell(actuator_pb2.WatchReplicasResponse(removed=actuator_pb2.ReplicaRemoved(replica="chat-0", revision=3)))
-    one = await until(collector.stub, CHAT, lambda item: list(item.reported_replicas) == ["chat-1"])
+    one = await until(
+        collector.stub, CHAT, lambda item: len(item.reported_replicas) == 1 and item.replica_revisions["east"] >= 3
+    )
 
+    assert list(one.reported_replicas) == ["chat-1"]
     assert dict(both.replica_revisions) == {"east": 2}
     assert dict(one.replica_revisions) == {"east": 3}
     assert list(one.missing_replicas) == []
@@ -599,7 +660,8 @@ async def test_a_lost_actuator_keeps_its_last_replicas_and_says_so(
         assert time.monotonic() < give_up, "the loss was never told"
         await asyncio.sleep(0.05)
 
-    after = await get(collector.stub, CHAT)
+    lost_ms = time.time() * 1000
+    after = await until(collector.stub, CHAT, lambda item: OK(item) and item.window_end.ToMilliseconds() > lost_ms)
     assert list(after.reported_replicas) == ["chat-0"]
     assert decode(after).value == pytest.approx(1000, rel=0.25)
 
@@ -628,28 +690,28 @@ async def test_the_collector_waits_for_an_actuator_that_comes_later(
 
 
 async def test_a_store_that_is_away_costs_its_windows_and_no_counts(
-    start_collector, page_server, vllm_page, tmp_path, own_store
+    start_collector, page_server, vllm_page, tmp_path, own_store, eventually
 ) -> None:
     page = await page_server(serving(growing(vllm_page)))
     path = write_targets(tmp_path / "t.json", chat_0=page.host_and_port)
-    collector = await start_collector(targets_files=[path], store_url=own_store.url)
+    collector = await start_collector(targets_files=[path], store_url=own_store.url, window_s=3.0)
     await until(collector.stub, CHAT, OK)
 
     own_store.stop()
     before = len(page.requests)
     await asyncio.sleep(1.2)
+    await eventually(lambda: len(page.requests) - before >= 4, what="scraping that goes on")
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await get(collector.stub, CHAT)
-    assert len(page.requests) - before >= 4, "scraping goes on"
     assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
     assert error_reason(raised.value) == "STORE_UNAVAILABLE"
     own_store.start()
     resumed_ms = time.time() * 1000
-    back = await until(collector.stub, CHAT, lambda item: item.window_end.ToMilliseconds() > resumed_ms)
+    back = await until(collector.stub, CHAT, lambda item: OK(item) and item.window_end.ToMilliseconds() > resumed_ms)
     history = await collector.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
 
-    assert decode(back).quality == types_pb2.QUALITY_OK
-    assert decode(back).value == pytest.approx(1000, rel=0.25), "counters went on in memory"
+    assert back.window_start.ToMilliseconds() < resumed_ms, "whole at once: counters went on in memory"
+    assert decode(back).value == pytest.approx(1000, rel=0.25)
     ends_ms = [item.window_end.ToMilliseconds() for item in history.observations]
     gaps_ms = [later - earlier for earlier, later in itertools.pairwise(ends_ms)]
     assert max(gaps_ms) >= 1000, "the windows inside the gap are missing, not made up"

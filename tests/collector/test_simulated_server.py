@@ -109,8 +109,11 @@ async def test_a_sleeping_simulated_server_is_shown_asleep_and_counts_nothing(
             break
         await asyncio.sleep(0.05)
     assert [item.state for item in listed.targets] == [pb.TARGET_STATE_ASLEEP]
-    await asyncio.sleep(0.3)
-    observation = (await collector.stub.GetObservation(pb.GetObservationRequest(key=CHAT), timeout=2)).observation
+    for _ in range(100):
+        observation = (await collector.stub.GetObservation(pb.GetObservationRequest(key=CHAT), timeout=2)).observation
+        if not observation.reported_replicas:
+            break
+        await asyncio.sleep(0.05)
     assert list(observation.reported_replicas) == []
     assert signal(observation, pb.SIGNAL_RUNNING).quality == types_pb2.QUALITY_MISSING
 
