@@ -173,12 +173,12 @@ async def test_a_store_that_comes_late_or_in_another_layout_is_no_reason_to_end(
     gateway: Any, own_store: EmbeddedStore, writer: Writer, wait_until: Any
 ) -> None:
     a = await gateway.server("a")
+    await writer.store.redis.set(keys.SCHEMA, "999")
     own_store.stop()
-    await start(gateway, own_store)
+    await start(gateway, own_store, max_hold_s=30.0)
     asked = asyncio.create_task(ask(gateway))
     await asyncio.sleep(0.2)
     own_store.start()
-    await writer.store.redis.set(keys.SCHEMA, "999")
     await writer.write(7, ("a", a.address, ROUTABLE))
     await asyncio.sleep(0.3)
     assert not asked.done()
