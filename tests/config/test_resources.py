@@ -125,7 +125,7 @@ def test_a_bad_resource_is_refused_with_the_path_of_the_field(
         ),
         (
             POOL, "spec.rules", {"settleS": "1e-2"}, "spec.rules.settleS",
-            "must be a number, not the text '1e-2': YAML wants 1.0e-2, without quotes",
+            "must be a number, not the text '1e-2': leave the quotes out",
         ),
         (POOL, "spec.rules", {"settleS": "2s"}, "spec.rules.settleS", "must be a number, not the text '2s'"),
         (POOL, "spec.rules", {"settleS": "NaN"}, "spec.rules.settleS", "must be a number, not the text 'NaN'"),
@@ -203,6 +203,15 @@ def test_a_fault_is_told_in_words_of_our_own_with_what_is_there(
             "allocation load goes by ρ, which load.enabled turns off",
         ),
         (
+            POOL, "spec.rules", {"allocation": "share", "load": {"latencyGain": 0.2}}, "spec.rules",
+            "load.latencyGain 0.2 does nothing with allocation share: set allocation to level, or leave",
+        ),
+        (POOL, "spec.rules", {"allocation": "load", "load": {"latencyGain": 1}}, "spec.rules", "with allocation load"),
+        (
+            POOL, "spec.rules", {"load": {"enabled": False, "latencyGain": 0.2}}, "spec.rules",
+            "load.latencyGain 0.2 goes by ρ, which load.enabled turns off",
+        ),
+        (
             POOL, "spec.rebalanceIntervalS", 0.5, "spec",
             "rebalanceIntervalS 0.5 is below rescueIntervalS 1: the slow loop cannot be the faster one",
         ),
@@ -261,6 +270,42 @@ def test_every_fault_of_one_resource_is_reported_at_once() -> None:
     with pytest.raises(ResourceError) as caught:
         parse_document(broken)
     assert {item.field for item in caught.value.violations} == {"spec.slo.ttftS", "spec.roles[1].maxReplicas"}
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "value", "field", "wanted"),
+    [
+        (POOL, "spec.rules", {"load": {"lead_s": 2}}, "spec.rules.load.lead_s", "leadS"),
+        (POOL, "spec.rules", {"load": {"leadS": 2, "lead_s": 2}}, "spec.rules.load.lead_s", "leadS"),
+        (POOL, "spec.rescue_interval_s", 3, "spec.rescue_interval_s", "rescueIntervalS"),
+        (POOL, "spec.members.0.initial_awake", 1, "spec.members[0].initial_awake", "initialAwake"),
+        (POLICY, "spec.guards", {"e2e_p95_s": {"soft": 1}}, "spec.guards.e2e_p95_s", "e2eP95S"),
+        (POLICY, "api_version", "trimtab.dev/v1", "api_version", "apiVersion"),
+    ],
+)
+def test_a_key_in_python_s_spelling_is_refused_with_the_one_to_write(
+    base: dict[str, Any], path: str, value: object, field: str, wanted: str
+) -> None:
+    with pytest.raises(ResourceError) as caught:
+        parse_document(edited(base, path, value))
+    assert str(caught.value) == f"{field}: unknown field: write {wanted}"
+
+
+def test_a_required_field_in_python_s_spelling_is_named_too() -> None:
+    document = edited(POLICY, "spec.slo", {"ttft_s": 1, "tpotS": 0.1})
+    with pytest.raises(ResourceError, match=r"spec\.slo\.ttft_s: unknown field: write ttftS"):
+        parse_document(document)
+
+
+@pytest.mark.parametrize("rules", [{"allocation": "share"}, {"allocation": "load"}, {"load": {"enabled": False}}])
+@pytest.mark.parametrize("gain", [{}, {"latencyGain": 0.1}, {"latencyGain": 0}])
+def test_rules_that_go_without_the_latency_are_kept_with_its_default_spelt_out(
+    rules: dict[str, Any], gain: dict[str, Any]
+) -> None:
+    pool = parse_document(edited(POOL, "spec.rules", {**rules, "load": {**rules.get("load", {}), **gain}}))
+    assert isinstance(pool, Pool)
+    assert parse_document(to_document(pool)) == pool
+    assert parse_pool(pool_to_proto(pool)) == pool
 
 
 def test_a_resource_survives_the_way_over_grpc_and_back_to_yaml() -> None:

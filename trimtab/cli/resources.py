@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import grpc
 import typer
-import yaml
 from rich.table import Table
 
 from trimtab.api.policy.v1 import policy_pb2
@@ -26,7 +25,7 @@ from trimtab.config.resources import (
     service_policy_to_proto,
     to_document,
 )
-from trimtab.config.yamlfile import YamlError, read_yaml_documents
+from trimtab.config.yamlfile import YamlError, dump_yaml_documents, read_yaml_documents
 from trimtab.rpc.errors import error_reason
 
 _KINDS = {
@@ -181,7 +180,7 @@ def get_command(
     if as_json:
         print_json(documents[0] if name else documents)
     elif as_yaml:
-        print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+        print(dump_yaml_documents(documents), end="")
     else:
         console.print(_table(resources))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 import types
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Union, get_args, get_origin
@@ -16,9 +15,6 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from pydantic_core import ErrorDetails
 
 _SHOWN: Final = 40
-_WITH_EXPONENT: Final = re.compile(
-    r"(?P<sign>[-+]?)(?P<whole>[0-9_]*)\.?(?P<fraction>[0-9_]*)[eE](?P<direction>[-+]?)(?P<exponent>[0-9]+)"
-)
 _NAMED: Final[Mapping[str, str]] = {
     "missing": "required",
     "extra_forbidden": "unknown field",
@@ -100,20 +96,13 @@ def check_scalar(value: object, kinds: frozenset[type]) -> object:
 
 
 def _number_hint(text: str) -> str:
-    """What to write where a text looks like a number.
-
-    YAML 1.1 reads `1e-2` as text without any quotes: before an exponent it wants a point, and in it a sign.
-    """
+    """What to write where a text looks like a number; YAML has no `1_000`, so that is text without any quotes."""
     try:
         if not math.isfinite(float(text)):
             return ""
     except ValueError:
         return ""
-    parts = _WITH_EXPONENT.fullmatch(text.strip())
-    if parts is None:
-        return ": leave the quotes out"
-    number = f"{parts['whole'] or 0}.{parts['fraction'] or 0}e{parts['direction'] or '+'}{parts['exponent']}"
-    return f": YAML wants {parts['sign']}{number}, without quotes"
+    return f": write {text.replace('_', '')}" if "_" in text else ": leave the quotes out"
 
 
 def scalar_kinds(annotation: Any) -> frozenset[type]:

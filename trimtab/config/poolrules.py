@@ -95,6 +95,24 @@ class PoolRules(Spec):
             raise ValueError("allocation load goes by ρ, which load.enabled turns off: enable it, or allocate by share")
         return self
 
+    @model_validator(mode="after")
+    def _latency_gain_has_an_effect(self) -> Self:
+        """The default is no wish: resources are shown and sent with it spelt out."""
+        gain = self.load.latency_gain
+        if gain in (0, LoadRule.model_fields["latency_gain"].default):
+            return self
+        if self.allocation != "level":
+            raise ValueError(
+                f"load.latencyGain {gain:g} does nothing with allocation {self.allocation}: set allocation to level, "
+                "or leave latencyGain out"
+            )
+        if not self.load.enabled:
+            raise ValueError(
+                f"load.latencyGain {gain:g} goes by ρ, which load.enabled turns off: enable it, or leave latencyGain "
+                "out"
+            )
+        return self
+
     @classmethod
     def plain(cls) -> Self:
         """TRE's own rules: Z alone, the power law, one cadence after the other."""

@@ -177,7 +177,8 @@ def _name_enums(value: object) -> object:
 
 def _validate(model: type[_R], document: Mapping[str, Any]) -> _R:
     try:
-        return model.model_validate(document)
+        # By the names of protobuf's JSON mapping alone: Python's own (`lead_s`) are for who makes parts in code.
+        return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         # pydantic counts only the items that parsed: a list whose one item is wrong would also be "too short".
@@ -206,8 +207,11 @@ def _describe(model: type[Spec], fault: ErrorDetails) -> str:
     if fault["type"] != "extra_forbidden":
         return text
     part = _part_at(model, fault["loc"][:-1])
-    known = [] if part is None else [field.alias or name for name, field in part.model_fields.items()]
-    return text + (suggestion(str(fault["loc"][-1]), known) or f"; there are {', '.join(known)}")
+    known = {} if part is None else {name: field.alias or name for name, field in part.model_fields.items()}
+    wrong = str(fault["loc"][-1])
+    if wrong in known:
+        return f"{text}: write {known[wrong]}"
+    return text + (suggestion(wrong, known.values()) or f"; there are {', '.join(known.values())}")
 
 
 def _part_at(model: type[Spec], location: tuple[int | str, ...]) -> type[Spec] | None:

@@ -1,8 +1,13 @@
-"""Reads YAML that people write: bounded in size, no duplicate keys, errors that name file and line."""
+"""Reads YAML that people write: bounded in size, no duplicate keys, errors that name file and line.
 
-from collections.abc import Hashable
+Plain words are read as YAML 1.2's core schema has them, not as PyYAML does by 1.1: ``010`` is ten, ``1e-2`` a number,
+``yes`` and ``1:30`` are text. What 1.1 would silently have made something else of is a fault of its field then.
+"""
+
+import re
+from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -13,11 +18,29 @@ class YamlError(ValueError):
     """A YAML text cannot be read; the message is one line with the place of the fault."""
 
 
+_TAG: Final = "tag:yaml.org,2002:"
+_CORE_SCHEMA: Final = (
+    (_TAG + "null", re.compile(r"(?:~|null|Null|NULL|)\Z"), "~nN"),
+    (_TAG + "bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), "tTfF"),
+    (_TAG + "int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z"), "-+0123456789"),
+    (
+        _TAG + "float",
+        re.compile(
+            r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+        ),
+        "-+.0123456789",
+    ),
+)
+"""YAML 1.2.2, section 10.3.2: a tag, which plain words have it, and what those begin with. The first that fits."""
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice in one mapping: the later one would silently win.
+    """SafeLoader of the core schema that refuses a key given twice in one mapping: the later one would silently win.
 
     Aliases are refused too: nested ones let a small file grow without bound.
     """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own attribute
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
@@ -35,6 +58,35 @@ class _StrictLoader(yaml.SafeLoader):
             mark = self.get_event().start_mark  # type: ignore[no-untyped-call]  # types-pyyaml leaves it open
             raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
         return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError):
+            # What its own constructors raise for text that does not fit a tag that is written out.
+            kind = node.tag.removeprefix(_TAG)
+            problem = f"is not a value of !!{kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    def construct_whole_number(self, node: yaml.ScalarNode) -> int:
+        """``010`` is ten and ``0o10`` eight; PyYAML's own reads the first as octal."""
+        text = str(self.construct_scalar(node))
+        return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either version of YAML would take for something other than text."""
+
+
+for _tag, _words, _firsts in _CORE_SCHEMA:
+    for _class in (_StrictLoader, _Dumper):
+        _class.add_implicit_resolver(_tag, _words, [*_firsts, *([""] if _tag.endswith("null") else [])])
+_StrictLoader.add_constructor(_TAG + "int", _StrictLoader.construct_whole_number)
+
+
+def dump_yaml_documents(documents: Iterable[object]) -> str:
+    """Plain data as YAML text that `parse_yaml_documents` reads back as it was."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_yaml_documents(text: str, *, source: str) -> list[object]:
