@@ -1,9 +1,15 @@
 """Does Z keep the order of SLO health, within a model and across models, and better than every raw signal?
 
 `python -m bench.ranks` fits a profile to each of TRE's three models by made-up loads, then runs the seven traces of its
-evaluation, which no fit saw, on the static split at two loads and on seeds that no fit used. The health of a window of
-5 s is one over the 95th percentile of what its arrivals use of their SLO (`simulator.calibration.windows`). Prints rank
-correlations, Spearman's and Kendall's; both forms of the profile are shown, and the shipped one is held to the bars.
+evaluation, which no fit saw, at fixed capacity: the static split, two loads a trace, seeds that no fit used. A window
+of 5 s has as its health one over the 95th percentile of what its arrivals use of their SLO
+(`simulator.calibration.windows`). Prints rank correlations, Spearman's and Kendall's, of both forms of the profile, the
+shipped one held to the bars, and of raw signals. Z ranks as it does for the arbiter: an idle window above every number.
+
+Two designs. `own`, which the bars are of, is TRE's: each model has loads of its own, from health to trouble
+(`simulator.calibration.ranges`). `joint` has the suite's loads, at which the split over all models together keeps the
+SLO for so many requests; a model may be in health nearly throughout there. In both, *all raw signals together* is what
+their nearest neighbours on a training seed of the same traces say of health: how much the signals of a window hold.
 `python -m bench.stage_ranks` asks the same of the stages of disaggregated services.
 """
 
@@ -12,53 +18,79 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench._report import machine, print_bars, put_out
 from simulator.calibration.calibrating import Form
 from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
 from simulator.calibration.fixed import run_fixed
+from simulator.calibration.ranges import TARGETS, packaged_ranges, requests_of
 from simulator.calibration.ranks import kendall, ranks, spearman
-from simulator.calibration.shares import z_of
-from simulator.calibration.signals import RAW
+from simulator.calibration.shares import order_of, z_of
+from simulator.calibration.signals import RAW, all_together
 from simulator.calibration.sweeps import Sweep, fit_windows
-from simulator.calibration.windows import Floats, Windows, joined
+from simulator.calibration.windows import Bools, Floats, Windows, joined
 from simulator.evaluation.bars import at_least
 from simulator.suites.capacity import token_cost
 from simulator.suites.loads import packaged_loads
-from simulator.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, STATIC_SPLIT, profiles
-from simulator.traces.probes import MODELS, PROBES, probe
+from simulator.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, STATIC_SPLIT, TRAINING_SEEDS, profiles
+from simulator.traces.probes import MODELS, PROBES
 from trimtab.config.specs import TokenServiceShare
 
-LOADS = ("light", "heavy")
-"""Of the TRE suite: the static split keeps the SLO for 0.92 and 0.6 of all requests."""
 SHIPPED = Form.ANSWERS
 WITHIN, ACROSS = 0.9, 0.85
 _FITS = {Form.ANSWERS: fit_by_answers, Form.FIXED: fit_fixed}
+JUDGED = "own"
+DESIGNS: Mapping[str, Callable[[str, str, str], float]] = {
+    JUDGED: lambda model, trace, load: packaged_ranges()[model][trace][load].rate_scale,
+    "joint": lambda _, trace, load: packaged_loads().traces[trace][load].rate_scale,
+}
+"""The factor on a trace's rates, from (model, trace, load)."""
+TOGETHER = "all raw signals together"
 
 Ranks = dict[str, float | None]
+Shares = Mapping[Form, Mapping[str, TokenServiceShare]]
 
 
-def unseen(seeds: int) -> dict[str, Windows]:
-    """The windows of every trace, by model."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """All windows of one model, with the trace and the seed that each is of."""
+
+    windows: Windows
+    traces: NDArray[np.str_]
+    seeds: NDArray[np.int64]
+
+    def where(self, chosen: Bools) -> Seen:
+        """Some of the windows."""
+        return Seen(self.windows.where(chosen), self.traces[chosen], self.seeds[chosen])
+
+
+def seen(design: str, seeds: Sequence[int]) -> dict[str, Seen]:
+    """The windows of every trace at both loads, by model; those without arrivals too."""
     known = profiles()
-    found: dict[str, list[Windows]] = {model: [] for model in MODELS}
-    for seed in HELD_OUT_SEEDS[:seeds]:
-        for trace in PROBES:
-            for load in LOADS:
-                requests = list(probe(trace, seed=seed, rate_scale=packaged_loads().traces[trace][load].rate_scale))
-                for model in MODELS:
+    found: dict[str, Seen] = {}
+    for model in MODELS:
+        runs: list[tuple[Windows, str, int]] = []
+        for seed in seeds:
+            for trace in PROBES:
+                for load in TARGETS:
                     windows = run_fixed(
-                        (request for request in requests if request.service == model),
+                        requests_of(model, trace, seed=seed, rate_scale=DESIGNS[design](model, trace, load)),
                         profile=known[model],
                         slo=SLOS[model],
                         replicas=STATIC_SPLIT[model],
                         duration_s=DURATION_S,
                     )
-                    found[model].append(windows.where(windows.judged))
-    return {model: joined(several) for model, several in found.items()}
+                    runs.append((windows, trace, seed))
+        found[model] = Seen(
+            joined([windows for windows, _, _ in runs]),
+            np.concatenate([np.full(len(windows), trace) for windows, trace, _ in runs]),
+            np.concatenate([np.full(len(windows), seed) for windows, _, seed in runs]),
+        )
+    return found
 
 
 def ranked(values: Mapping[str, Floats], windows: Mapping[str, Windows]) -> tuple[Ranks, Ranks]:
@@ -73,6 +105,15 @@ def ranked(values: Mapping[str, Floats], windows: Mapping[str, Windows]) -> tupl
     return {name: spearman(*pair) for name, pair in known.items()}, {
         name: kendall(*pair) for name, pair in known.items()
     }
+
+
+def among(values: Mapping[str, Floats], windows: Mapping[str, Windows], chosen: Mapping[str, Bools]) -> Ranks:
+    """Spearman's correlation by model among the `chosen` windows only; None where there are too few, or all alike."""
+    found: Ranks = {}
+    for model in MODELS:
+        some = chosen[model] & ~np.isnan(values[model])
+        found[model] = spearman(values[model][some], windows[model].health[some])
+    return found
 
 
 def told_apart(values: Mapping[str, Floats], windows: Mapping[str, Windows]) -> dict[str, float | None]:
@@ -96,78 +137,127 @@ def told_apart(values: Mapping[str, Floats], windows: Mapping[str, Windows]) -> 
     }
 
 
-def run(seeds: int) -> dict[str, object]:
-    """Everything as one document."""
+def fitted() -> dict[Form, dict[str, TokenServiceShare]]:
+    """Both forms of each model's profile, from made-up loads."""
     known = profiles()
     costs = {model: token_cost(known[model], SLOS[model]) for model in MODELS}
     fits = {model: fit_windows(known[model], SLOS[model], costs[model], Sweep()) for model in MODELS}
-    shares: dict[Form, dict[str, TokenServiceShare]] = {
-        form: {model: fit(fits[model], SLOS[model]) for model in MODELS} for form, fit in _FITS.items()
-    }
-    windows = unseen(seeds)
-    values: dict[str, dict[str, Floats]] = {
-        f"Z ({form})": {model: z_of(windows[model], own[model], SLOS[model]) for model in MODELS}
+    return {form: {model: fit(fits[model], SLOS[model]) for model in MODELS} for form, fit in _FITS.items()}
+
+
+def signals(windows: Mapping[str, Windows], shares: Shares) -> dict[str, dict[str, Floats]]:
+    """Every signal of all windows: both forms of Z, the shipped one as a number too, and the raw ones."""
+    values = {
+        f"Z ({form})": {model: order_of(windows[model], own[model], SLOS[model]) for model in MODELS}
         for form, own in shares.items()
     }
-    values |= {name: {model: of(windows[model]) for model in MODELS} for name, of in RAW.items()}
-    signals = {name: ranked(own, windows) for name, own in values.items()}
-    z_ranks = signals[f"Z ({SHIPPED})"][0]
-    lead = {
-        name: None if rank is None else rank - max(abs(signals[raw][0][name] or 0.0) for raw in RAW)
-        for name, rank in z_ranks.items()
+    # Idle windows keep the last share there, at least `surplus_above`.
+    values[f"Z ({SHIPPED}), as a number"] = {
+        model: z_of(windows[model], shares[SHIPPED][model], SLOS[model]) for model in MODELS
     }
-    bars = [
-        at_least("rank_within", {model: z_ranks[model] for model in MODELS}, WITHIN),
-        at_least("rank_across", z_ranks["all"], ACROSS),
-        at_least("rank_within_above_raw", {model: lead[model] for model in MODELS}, 0.001),
-        at_least("rank_across_above_raw", lead["all"], 0.001),
-    ]
-    return {
-        "bench": "ranks",
-        "machine": machine(),
-        "inputs": {
-            "seeds": list(HELD_OUT_SEEDS[:seeds]),
-            "loads": list(LOADS),
-            "windows": {model: len(windows[model]) for model in MODELS},
-            "share_healthy": {model: float(np.mean(windows[model].pressure <= 1.0)) for model in MODELS},
+    return values | {name: {model: of(windows[model]) for model in MODELS} for name, of in RAW.items()}
+
+
+def by_design(design: str, shares: Shares, seeds: Sequence[int]) -> tuple[dict[str, Ranks], dict[str, object]]:
+    """(Spearman's correlations by signal, the document) of one design."""
+    everything = seen(design, seeds)
+    known = {model: one.windows.judged for model, one in everything.items()}
+    values = {
+        name: {model: own[model][known[model]] for model in MODELS}
+        for name, own in signals({model: one.windows for model, one in everything.items()}, shares).items()
+    }
+    judged = {model: one.where(known[model]) for model, one in everything.items()}
+    windows = {model: one.windows for model, one in judged.items()}
+    before = {model: one.windows for model, one in seen(design, TRAINING_SEEDS[:1]).items()}
+    values[TOGETHER] = {
+        model: all_together(before[model].where(before[model].judged), windows[model]) for model in MODELS
+    }
+    both = {name: ranked(own, windows) for name, own in values.items()}
+    healthy = {model: windows[model].pressure <= 1.0 for model in MODELS}
+    order = values[f"Z ({SHIPPED})"]
+    found = {name: rank for name, (rank, _) in both.items()}
+    return found, {
+        "windows": {model: len(windows[model]) for model in MODELS},
+        "share_healthy": {model: float(np.mean(healthy[model])) for model in MODELS},
+        "spearman": found,
+        "kendall": {name: tau for name, (_, tau) in both.items()},
+        "spearman_healthy": {name: among(own, windows, healthy) for name, own in values.items()},
+        "z_by_trace": {
+            trace: among(order, windows, {model: judged[model].traces == trace for model in MODELS}) for trace in PROBES
         },
-        "profiles": {
-            form.value: {model: share.model_dump(by_alias=True) for model, share in own.items()}
-            for form, own in shares.items()
+        "z_by_seed": {
+            str(seed): among(order, windows, {model: judged[model].seeds == seed for model in MODELS}) for seed in seeds
         },
+        "told_apart": {name: told_apart(own, windows) for name, own in values.items()},
         "separation": {
             form.value: {
                 model: dataclasses.asdict(quality(windows[model], share, SLOS[model])) for model, share in own.items()
             }
             for form, own in shares.items()
         },
-        "spearman": {name: found for name, (found, _) in signals.items()},
-        "kendall": {name: found for name, (_, found) in signals.items()},
-        "told_apart": {name: told_apart(own, windows) for name, own in values.items()},
-        "bars": [bar.document() for bar in bars],
     }
 
 
+def run(seeds: int) -> dict[str, object]:
+    """Everything as one document."""
+    shares = fitted()
+    designs = {design: by_design(design, shares, HELD_OUT_SEEDS[:seeds]) for design in DESIGNS}
+    return {
+        "bench": "ranks",
+        "machine": machine(),
+        "inputs": {"seeds": list(HELD_OUT_SEEDS[:seeds]), "loads": dict(TARGETS), "judged_by": JUDGED},
+        "profiles": {
+            form.value: {model: share.model_dump(by_alias=True) for model, share in own.items()}
+            for form, own in shares.items()
+        },
+        "designs": {design: document for design, (_, document) in designs.items()},
+        "bars": bars(designs[JUDGED][0]),
+    }
+
+
+def bars(spearmans: Mapping[str, Ranks]) -> list[dict[str, object]]:
+    """What is asked of the shipped form, from correlations by signal."""
+    z_ranks = spearmans[f"Z ({SHIPPED})"]
+    lead = {
+        name: None if rank is None else rank - max(abs(spearmans[raw][name] or 0.0) for raw in RAW)
+        for name, rank in z_ranks.items()
+    }
+    asked = (
+        at_least("rank_within", {model: z_ranks[model] for model in MODELS}, WITHIN),
+        at_least("rank_across", z_ranks["all"], ACROSS),
+        at_least("rank_within_above_raw", {model: lead[model] for model in MODELS}, 0.001),
+        at_least("rank_across_above_raw", lead["all"], 0.001),
+    )
+    return [bar.document() for bar in asked]
+
+
 def _print_table(report: Mapping[str, object]) -> None:
-    for measure in ("spearman", "kendall"):
-        rows = report[measure]
-        print(f"{measure:28}" + "".join(f"{name:>12}" for name in (*MODELS, "all")))
-        for name, found in rows.items() if isinstance(rows, dict) else ():
-            print(f"{name:28}" + "".join(f"{found[key]:12.3f}" for key in (*MODELS, "all")))
+    designs = report["designs"]
+    for design, found in designs.items() if isinstance(designs, dict) else ():
+        healthy = ", ".join(f"{share:.2f}" for share in found["share_healthy"].values())
+        print(f"design {design}: windows {', '.join(map(str, found['windows'].values()))}, in health {healthy}\n")
+        for measure in ("spearman", "kendall"):
+            _print_ranks(measure, found[measure], (*MODELS, "all"))
+        _print_ranks("spearman in health", found["spearman_healthy"], MODELS)
+        _print_ranks("Z by trace", found["z_by_trace"], MODELS)
+        _print_ranks("Z by seed", found["z_by_seed"], MODELS)
+        _print_ranks("by the share within the SLO", found["told_apart"], ("healthy", "lost"))
+        for form, models in found["separation"].items():
+            for model, own in models.items():
+                print(
+                    f"Z ({form}), {model}: within the SLO {own['attained_above']:.3f} of requests where Z ≥ 1, "
+                    f"{own['attained_below']:.3f} below"
+                )
         print()
-    apart = report["told_apart"]
-    print(f"{'by the share within the SLO':28}{'healthy':>12}{'lost':>12}")
-    for name, found in apart.items() if isinstance(apart, dict) else ():
-        print(f"{name:28}{found['healthy']:12.3f}{found['lost']:12.3f}")
-    print()
-    separation = report["separation"]
-    for form, models in separation.items() if isinstance(separation, dict) else ():
-        for model, found in models.items():
-            print(
-                f"Z ({form}), {model}: within the SLO {found['attained_above']:.3f} of requests where Z ≥ 1, "
-                f"{found['attained_below']:.3f} below"
-            )
     print_bars(report)
+
+
+def _print_ranks(title: str, rows: Mapping[str, Mapping[str, float | None]], columns: Sequence[str]) -> None:
+    print(f"{title:28}" + "".join(f"{name:>12}" for name in columns))
+    for name, found in rows.items():
+        cells = (found[key] for key in columns)
+        print(f"{name:28}" + "".join(f"{'—' if cell is None else f'{cell:.3f}':>12}" for cell in cells))
+    print()
 
 
 def main() -> int:

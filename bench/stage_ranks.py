@@ -150,7 +150,7 @@ def run(traces: Sequence[str], seeds: int, *, quick: bool) -> dict[str, object]:
     }
 
 
-def _print_tables(report: dict[str, object]) -> None:
+def _print_tables(report: Mapping[str, object]) -> None:
     stages = report["stages"]
     for role, stage in stages.items() if isinstance(stages, dict) else ():
         said = ", ".join(f"{model} {count}" for model, count in stage["windows"].items())

@@ -1,18 +1,22 @@
-"""What the bench of ranks makes of windows: correlations by model and over all models."""
+"""What the bench of ranks makes of windows: correlations by model and over all models, and the loads it asks by."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from bench.ranks import ranked, told_apart
+from bench.ranks import DESIGNS, JUDGED, SHIPPED, among, bars, ranked, signals, told_apart
 from bench.stage_ranks import replicas
+from simulator.calibration.calibrating import Form
+from simulator.calibration.ranges import TARGETS, packaged_ranges
+from simulator.calibration.signals import RAW
 from simulator.calibration.stagesweeps import StageCapacity
 from simulator.calibration.sweeps import made_up
 from simulator.calibration.windows import Windows
 from simulator.suites.tre_setup import DURATION_S
 from simulator.traces.model import TraceRequest
-from simulator.traces.probes import MODELS
+from simulator.traces.probes import MODELS, PROBES
+from trimtab.config.specs import TokenServiceShare
 from trimtab.words import Role
 
 
@@ -62,6 +66,53 @@ def test_shares_within_the_slo_tell_windows_apart_only_where_they_differ() -> No
     # One healthy window of three ranks below all lost ones, in each model.
     mixed = told_apart({model: np.array([9.0, 8.0, 0.0, 3.0, 2.0, 1.0]) for model in MODELS}, judged)
     assert mixed["healthy"] == pytest.approx(2 / 3)
+
+
+def test_a_correlation_among_some_windows_leaves_the_others_out() -> None:
+    pressure = [0.2, 0.4, 0.6, 0.8, 2.0, 4.0]
+    judged = {model: windows(pressure) for model in MODELS}
+    # Right among the healthy windows, wrong among the lost ones; one is not known.
+    values = {model: np.array([9.0, np.nan, 8.0, 7.0, 1.0, 2.0]) for model in MODELS}
+    healthy = among(values, judged, {model: judged[model].pressure <= 1.0 for model in MODELS})
+    lost = among(values, judged, {model: judged[model].pressure > 1.0 for model in MODELS})
+    assert healthy == {model: pytest.approx(1.0) for model in MODELS}
+    assert lost == {model: pytest.approx(-1.0) for model in MODELS}
+    assert among(values, judged, {model: np.zeros(6, dtype=bool) for model in MODELS}) == dict.fromkeys(MODELS)
+
+
+def test_an_idle_window_ranks_above_every_number_and_as_a_number_keeps_the_last_share() -> None:
+    one = dataclasses.replace(
+        windows([0.5, 0.5, 0.5]),
+        decode_tps=np.array([900.0, 30.0, 400.0]),
+        running=np.array([10.0, 0.3, 10.0]),
+        waiting=np.zeros(3),
+    )
+    share = TokenServiceShare(prefill_weight=0.0, theta_tps=20.0, smoothing=1.0, surplus_above=1.3)
+    found = signals(dict.fromkeys(MODELS, one), {Form.ANSWERS: dict.fromkeys(MODELS, share)})
+    assert set(found) == {f"Z ({SHIPPED})", f"Z ({SHIPPED}), as a number", *RAW}
+    for model in MODELS:
+        assert found[f"Z ({SHIPPED})"][model].tolist() == [4.5, np.inf, 2.0]
+        assert found[f"Z ({SHIPPED}), as a number"][model].tolist() == [4.5, 4.5, 2.0]
+
+
+def test_the_bars_ask_for_a_lead_over_the_best_raw_signal_in_either_direction() -> None:
+    names = (*MODELS, "all")
+    table = {f"Z ({SHIPPED})": dict.fromkeys(names, 0.92), **{raw: dict.fromkeys(names, 0.1) for raw in RAW}}
+    assert [bar["ok"] for bar in bars(table)] == [True, True, True, True]
+    against = {**table, "prefill TPS": {**dict.fromkeys(names, -0.5), MODELS[2]: -0.93}}
+    assert [bar["ok"] for bar in bars(against)] == [True, True, False, True]
+    short = {**table, f"Z ({SHIPPED})": {**dict.fromkeys(names, 0.84), "all": None}}
+    assert [bar["ok"] for bar in bars(short)] == [False, False, True, False]
+
+
+def test_the_judged_design_has_loads_of_each_model_and_the_other_the_suites() -> None:
+    for trace in PROBES:
+        for load in TARGETS:
+            for model in MODELS:
+                own = DESIGNS[JUDGED](model, trace, load)
+                assert own == packaged_ranges()[model][trace][load].rate_scale
+            assert len({DESIGNS["joint"](model, trace, load) for model in MODELS}) == 1
+            assert len({DESIGNS[JUDGED](model, trace, load) for model in MODELS}) > 1
 
 
 @pytest.mark.parametrize(
