@@ -78,10 +78,10 @@ def the_line(done: subprocess.CompletedProcess[str]) -> str:
         (GOOD.replace("thetaTps: 20", "thetaTps: .nan"), "spec.tokenServiceShare.thetaTps"),
     ],
 )
-def test_a_bad_file_is_refused_before_anything_is_sent(tmp_path: Path, text: str, words: str) -> None:
+def test_a_bad_file_is_refused_before_anything_is_sent(inside: Inside, tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "resources.yaml"
     path.write_text(text)
-    line = the_line(run("apply", "-f", str(path)))
+    line = the_line(inside("apply", "-f", str(path)))
     assert words in line
     assert str(path) in line
 
@@ -122,14 +122,14 @@ def test_a_pool_and_a_service_may_have_one_name_and_so_a_file_is_read_on(tmp_pat
     assert kinds == ["ServicePolicy", "Pool"]
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert "no.yaml: No such file" in the_line(run("apply", "-f", str(tmp_path / "no.yaml")))
+def test_a_file_that_is_not_there_is_named(inside: Inside, tmp_path: Path) -> None:
+    assert "no.yaml: No such file" in the_line(inside("apply", "-f", str(tmp_path / "no.yaml")))
 
 
-def test_nobody_at_the_address_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_nobody_at_the_address_is_said_with_what_to_do(inside: Inside, tmp_path: Path) -> None:
     path = tmp_path / "chat.yaml"
     path.write_text(GOOD)
-    line = the_line(run("--policy-address", "127.0.0.1:1", "apply", "-f", str(path)))
+    line = the_line(inside("--policy-address", "127.0.0.1:1", "apply", "-f", str(path)))
     assert "127.0.0.1:1" in line
     assert "trimtab up" in line
 
@@ -159,8 +159,8 @@ def test_without_a_stack_a_command_says_how_to_start_one(
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1:99999", "::1:80"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    assert "--policy-address" in the_line(run("--policy-address", address, "status"))
+def test_an_address_that_is_none_is_refused(inside: Inside, address: str) -> None:
+    assert "--policy-address" in the_line(inside("--policy-address", address, "status"))
 
 
 def test_a_busy_port_is_named_with_its_part(tmp_path: Path, module_port_base: int) -> None:
@@ -179,8 +179,8 @@ def test_a_folder_that_cannot_be_written_to_is_named() -> None:
     assert "--state-dir" in line
 
 
-def test_targets_that_are_not_there_are_named(tmp_path: Path) -> None:
-    line = the_line(run("up", "--targets", str(tmp_path / "no.yaml"), "--state-dir", str(tmp_path)))
+def test_targets_that_are_not_there_are_named(inside: Inside, tmp_path: Path) -> None:
+    line = the_line(inside("up", "--targets", str(tmp_path / "no.yaml"), "--state-dir", str(tmp_path)))
     assert "no.yaml: no such file" in line
 
 
@@ -192,10 +192,10 @@ def test_targets_that_are_not_there_are_named(tmp_path: Path) -> None:
         ("trace.jsonl", "", "trace.jsonl"),
     ],
 )
-def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_a_bad_trace_is_refused_with_its_line(inside: Inside, tmp_path: Path, name: str, text: str, words: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    assert words in the_line(run("demo", "--trace", str(path), "--state-dir", str(tmp_path)))
+    assert words in the_line(inside("demo", "--trace", str(path), "--state-dir", str(tmp_path)))
 
 
 @pytest.mark.parametrize(
