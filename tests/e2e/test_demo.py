@@ -13,7 +13,7 @@ from tests.e2e.stack import TRIMTAB
 
 @pytest.mark.timeout(400)
 def test_the_demo_moves_capacity_and_loses_nothing(tmp_path: Path, module_port_base: int) -> None:
-    command = [*TRIMTAB, "demo", "--duration", "40", "--port-base", str(module_port_base), "--state-dir", str(tmp_path)]
+    command = [*TRIMTAB, "demo", "--duration", "30", "--port-base", str(module_port_base), "--state-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())

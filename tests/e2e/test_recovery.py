@@ -114,7 +114,7 @@ def test_a_killed_process_recovers_in_time_and_the_transition_happens_once(
     with AwakeWatch(stack) as watch:
         # The floor that falls goes first: both together must fit into the pool at any time.
         stack.apply(*documents(**floors)[: 2 if to_code else 0] or reversed(documents(**floors)[:2]))
-        eventually(lambda: "" if _new_transitions(stack, known) else "no transition begins", 15)
+        eventually(lambda: "" if _new_transitions(stack, known) else "no transition begins", 60)
         killed_at_s = time.time()
         dead = stack.kill(victim)
         recovery_s = eventually(lambda: _not_recovered(stack, victim, dead, killed_at_s), RECOVERY_S)
@@ -162,7 +162,7 @@ def _unfinished(stack: Stack) -> str:
 def test_every_transition_has_a_decision_that_explains_it_and_can_be_computed_again(stack: Stack) -> None:
     transitions = stack.transitions()
     assert len(transitions) >= len(VICTIMS)
-    eventually(lambda: _pending(stack), 10)
+    eventually(lambda: _pending(stack), 60)
     for operation in transitions:
         reply = stack.policy.ExplainDecision(
             policy_pb2.ExplainDecisionRequest(decision_id=operation.decision_id), timeout=5

@@ -71,14 +71,14 @@ def good_server(tmp_path_factory: pytest.TempPathFactory, module_port_base: int)
                "--topology", str(SCENARIO / "topology.yaml"), "--bring-up-scale", "0"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: "" if _get(f"http://127.0.0.1:{admin}/nodes") else "no nodes", 20)
+        eventually(lambda: "" if _get(f"http://127.0.0.1:{admin}/nodes") else "no nodes", 60)
         body = {"replica": "own-0", "service": "chat", "model": "dsllama-8b", "node": "node-0", "gpu_indices": [0]}
         request = urllib.request.Request(
             f"http://127.0.0.1:{admin}/replicas", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=5) as reply:
             address = str(json.load(reply)["address"])
-        eventually(lambda: "" if _status(address + "/health") == 200 else "not healthy", 20)
+        eventually(lambda: "" if _status(address + "/health") == 200 else "not healthy", 60)
         yield address.removeprefix("http://")
     finally:
         process.terminate()
@@ -144,7 +144,7 @@ def test_each_bad_server_is_named_with_its_own_reason(stack: Stack) -> None:
         found = {name: target.state for name, target in _states(stack).items()}
         return "" if found == wanted else f"{found}"
 
-    eventually(missing, 20)
+    eventually(missing, 60)
     errors = {name: target.last_error for name, target in _states(stack).items()}
     assert errors["chat-0"] == ""
     assert "500" in errors["code-failing"]
@@ -156,7 +156,7 @@ def test_each_bad_server_is_named_with_its_own_reason(stack: Stack) -> None:
         return ", ".join(name for name in bad if name not in shown)
 
     # A server that hangs counts as starting until it has been silent for a few looks.
-    eventually(not_shown, 20)
+    eventually(not_shown, 60)
     assert "chat-0 (" not in stack.trimtab("status").stdout
 
 
@@ -171,7 +171,7 @@ def test_the_good_service_is_decided_for_while_the_other_holds(stack: Stack) -> 
             with urllib.request.urlopen(request, timeout=30) as reply:
                 reply.read()
 
-    eventually(lambda: "" if stack.routable("chat") == 1 else "chat is not routable", 20)
+    eventually(lambda: "" if stack.routable("chat") == 1 else "chat is not routable", 60)
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
 
@@ -184,11 +184,11 @@ def test_the_good_service_is_decided_for_while_the_other_holds(stack: Stack) -> 
         return found or "no decision yet"
 
     try:
-        eventually(no_scale_out, 30)
+        eventually(no_scale_out, 60)
     finally:
         ending.set()
         thread.join(30)
-    eventually(lambda: "" if _service(stack, "code").holding else "code does not say that it holds", 20)
+    eventually(lambda: "" if _service(stack, "code").holding else "code does not say that it holds", 60)
     services = {name: _service(stack, name) for name in ("chat", "code")}
     assert services["chat"].roles[0].decode_tps.quality == types_pb2.QUALITY_OK
     assert services["code"].roles[0].decode_tps.quality == types_pb2.QUALITY_MISSING
