@@ -1,6 +1,8 @@
 """The schedule over real sockets: who is scraped when, and what a failing or hanging target does to the rest."""
 
 import asyncio
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,6 +91,45 @@ async def test_one_bad_target_never_delays_another(page_server, vllm_page, event
     # Eight times the interval; a deadline of each hanging one, every time, would make four seconds of them.
     assert took_s < 2.5
     assert all(server.most_in_flight == 1 for server in hanging)
+
+
+async def test_a_page_that_waits_while_this_process_stands_still_is_not_dated_by_guess(vllm_page, eventually) -> None:
+    """A reading is dated at the middle of its request: one of a second would be half a second off."""
+    page = vllm_page(generated=1000)
+    asked, go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            loop.call_soon_threadsafe(asked.set)
+            go.wait(10)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+            # The next requests are not answered at all.
+            ended.wait(10)
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            async with scraping(scrape_interval_s=2.0, scrape_timeout_s=1.0, window_s=5.0) as scraper:
+                scraper.update({"a": target("a", address)})
+                await asyncio.wait_for(asked.wait(), 5)
+                go.set()
+                time.sleep(1.2)  # noqa: ASYNC251  (the whole process is held up, as by its machine)
+                await eventually(lambda: scraper.statuses["a"].consecutive_failures == 1)
+                status, levels = scraper.statuses["a"], scraper.table.levels(["a"])
+                assert (status.state, status.last_error) == (
+                    pb.TARGET_STATE_DOWN,
+                    "its page was read later than 1 s",
+                )
+                assert levels == []
+        finally:
+            ended.set()
+            thread.join(10)
 
 
 async def test_a_failing_target_is_scraped_less_often_and_found_again(page_server, vllm_page, eventually) -> None:

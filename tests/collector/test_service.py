@@ -739,7 +739,7 @@ async def test_partials_of_two_collectors_are_merged(start_collector, page_serve
         path = write_targets(tmp_path / f"{number}.json", **{f"chat_{number}": server.host_and_port})
         collector = await start_collector(targets_files=[path], collector_name=f"collector-{number}")
 
-    found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 1400)
+    found = await until(collector.stub, CHAT, lambda item: OK(item) and (decode(item).value or 0) > 1400)
 
     assert list(found.reported_replicas) == ["chat-0", "chat-1"]
     assert decode(found).value == pytest.approx(1500, rel=0.25)

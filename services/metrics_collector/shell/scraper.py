@@ -267,6 +267,10 @@ class _Scrape:
             self._client.expire(self._timeout_s)
 
     def _answered(self, page: bytes) -> None:
+        if monotonic() - self._started_s > self._timeout_s:
+            # This process stood still, and finds the page and its deadline at once: when it was made, nobody can say.
+            self._failed(DownError(f"its page was read later than {self._timeout_s:g} s"))
+            return
         try:
             if self._exporter_of is None:
                 self._take(page)
