@@ -499,7 +499,7 @@ async def test_a_write_whose_caller_goes_is_done_whole_or_not_at_all(stack: Any)
     async def listed() -> set[str]:
         return {item.operation_id for item in (await stack.stub.ListOperations(pb.ListOperationsRequest())).operations}
 
-    after = await stack.until(listed, timeout_s=10.0, what="the next actuator")
+    after = await stack.until(listed, what="the next actuator")
     assert after == before
     assert len(after) == 2, "the overlay's and one for the group"
 
