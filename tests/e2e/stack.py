@@ -135,6 +135,11 @@ class Stack:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def interrupt(self) -> None:
+        """Ctrl-C, and its end; nothing for a stack that has ended."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(60)
+
     def fleet(self, path: str) -> Any:
         """A page of the fleet's admin API."""
         with urllib.request.urlopen(self.addresses.url("fleet") + path, timeout=5) as reply:
@@ -215,8 +220,7 @@ def running_stack(folder: Path, port_base: int, *flags: str) -> Iterator[Stack]:
         eventually(lambda: _not_up(stack), 60)
         yield stack
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
+        stack.interrupt()
         log.close()
 
 

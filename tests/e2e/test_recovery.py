@@ -187,10 +187,11 @@ def test_no_request_was_lost_through_all_of_it(stack: Stack, load: Load) -> None
     assert stack.misrouted() == 0
 
 
-def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, module_port_base: int) -> None:
-    with running_stack(tmp_path, module_port_base + 3000, "--bring-up-scale", "0") as up:
-        pids = {name: up.pid(name) for name in (*VICTIMS, "gateway", "fleet")}
-        assert None not in pids.values()
+def test_ctrl_c_leaves_no_process_behind(stack: Stack) -> None:
+    """The last of this file: it ends the stack, each of whose processes was killed and started again."""
+    pids = {name: stack.pid(name) for name in (*VICTIMS, "gateway", "fleet")}
+    assert None not in pids.values()
+    stack.interrupt()
     left = [name for name, pid in pids.items() if Path(f"/proc/{pid}").exists()]
     assert left == []
-    assert up.process.returncode == 0
+    assert stack.process.returncode == 0
