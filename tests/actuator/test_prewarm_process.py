@@ -78,6 +78,7 @@ async def test_a_server_that_crashed_beside_one_that_serves_is_warm_again_once_t
     replicas = await stack.replicas()
     assert replicas["code-0"].slept_once
     assert replicas["chat-0"].routable
+    assert not (await stack.stub.ListReplicas(pb.ListReplicasRequest(), timeout=3)).fixed
     after = started(stack)
     assert [name for name in before if before[name] != after[name]] == ["code-0"], "nobody else was started anew"
     assert len(await prewarms(stack)) == 1

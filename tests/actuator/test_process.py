@@ -320,6 +320,7 @@ async def test_a_pool_of_given_servers_takes_up_who_is_listed_and_nobody_else(
         return "chat-0" in await stack.replicas()
 
     await stack.until(listed, what="the listed server")
+    assert (await stack.stub.ListReplicas(pb.ListReplicasRequest(), timeout=3)).fixed
     state = stack.pool_state(1, [])
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stack.apply(state)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from tests.cli.test_errors import POOL
 from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
+from trimtab.cli import up
+from trimtab.cli.connect import Endpoints, open_services
 from trimtab.cli.main import main
 
 POLICY = """
@@ -77,7 +82,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def apply(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["trimtab", "apply", *argv])
+    return command(monkeypatch, "apply", *argv)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["trimtab", *argv])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
@@ -132,6 +141,31 @@ def test_a_folder_without_a_fault_is_applied_whole(
     assert apply(monkeypatch, "-f", str(folder)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Pool/shared applied"
     assert engine.stored == ["old", "chat", "code", "shared"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "named"),
+    [("code", "b.yaml (document 2): ServicePolicy code"), ("shared", "a.yaml: Pool shared")],
+)
+def test_up_names_the_refused_one_with_its_file_too(
+    engine: Engine,
+    folder: Path,
+    free_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: str,
+    named: str,
+) -> None:
+    @asynccontextmanager
+    async def with_that_engine_alone(*_: object, **__: object) -> AsyncIterator[SimpleNamespace]:
+        endpoints = replace(Endpoints.local(free_port), policy=f"127.0.0.1:{free_port}")
+        async with open_services(endpoints) as services:
+            yield SimpleNamespace(services=services)
+
+    monkeypatch.setattr(up, "running", with_that_engine_alone)
+    engine.refused = refused
+    assert command(monkeypatch, "up", "--headless", "-f", str(folder)) == 1
+    assert capsys.readouterr().err == f"trimtab: {folder}/{named}: invalid argument: does not fit\n"
 
 
 def test_where_nobody_answers_only_that_is_said(

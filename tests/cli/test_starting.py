@@ -128,6 +128,13 @@ def test_pre_warming_is_advised_where_it_is_off_and_would_help(pools: list[polic
     assert str(found) == WAITS + said
 
 
+@pytest.mark.parametrize("prewarm", [False, True])
+def test_nothing_is_advised_where_somebody_else_runs_the_servers(prewarm: bool) -> None:
+    pools = [pool("shared", "chat", "code", prewarm=prewarm)]
+    (found,) = waiting_for_memory([replica("chat", ACTIVE, 0), replica("code", STARTING, 0)], pools, fixed=True)
+    assert str(found) == WAITS + "a transition makes room"
+
+
 class _Engine:
     """The three answers that a refresh needs of the policy engine; `pools` None is a listing that fails."""
 
@@ -156,9 +163,12 @@ def _no_answer() -> grpc.aio.AioRpcError:
 
 
 class _Actuator:
+    def __init__(self, *, fixed: bool = False) -> None:
+        self._fixed = fixed
+
     async def ListReplicas(self, *_: object, **__: object) -> actuator_pb2.ListReplicasResponse:
         listed = [replica("chat", ACTIVE, 0), replica("code", STARTING, 0)]
-        return actuator_pb2.ListReplicasResponse(replicas=listed)
+        return actuator_pb2.ListReplicasResponse(replicas=listed, fixed=self._fixed)
 
 
 class _Collector:
@@ -181,6 +191,13 @@ async def test_a_refresh_asks_the_engine_for_every_pool(
     services = SimpleNamespace(policy=_Engine(pools), actuator=_Actuator(), collector=_Collector())
     picture = await fetch_picture(services)  # type: ignore[arg-type]
     assert list(picture.waiting) == [waits("code", ("code-n0-0",), "chat", pooled=pooled, prewarm=prewarm)]
+
+
+async def test_a_refresh_hears_from_the_actuator_that_the_servers_are_given() -> None:
+    pools = [pool("shared", "chat", "code")]
+    services = SimpleNamespace(policy=_Engine(pools), actuator=_Actuator(fixed=True), collector=_Collector())
+    picture = await fetch_picture(services)  # type: ignore[arg-type]
+    assert list(picture.waiting) == [waits("code", ("code-n0-0",), "chat", pooled=True)]
 
 
 def test_the_status_says_who_waits_for_whom() -> None:

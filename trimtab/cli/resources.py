@@ -46,10 +46,10 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
 
     Raises CommandError, also for a second resource of one kind and name: the later would replace the first.
     """
-    return [resource for resource, _ in _read_placed(paths)]
+    return [resource for resource, _ in read_placed(paths)]
 
 
-def _read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
+def read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
     """`read_resources`, each with the file that it stands in."""
     resources: list[Resource] = []
     places: dict[tuple[str, str], str] = {}
@@ -94,11 +94,11 @@ async def apply_resources(
     With `validate_only` nothing is stored, and each is judged as if those before it were.
     """
     applied: list[tuple[Resource, bool]] = []
-    await _apply_into(applied, services, resources, validate_only=validate_only)
+    await apply_into(applied, services, resources, validate_only=validate_only)
     return applied
 
 
-async def _apply_into(
+async def apply_into(
     applied: list[tuple[Resource, bool]], services: Services, resources: Sequence[Resource], *, validate_only: bool
 ) -> None:
     """`apply_resources` into a list that the caller holds: after a refusal it has what came before."""
@@ -137,12 +137,12 @@ def apply_command(
     as_json: JsonOption = False,
 ) -> None:
     """Create or replace ServicePolicies and Pools; stops at the first that is refused, and says which came before."""
-    placed = _read_placed(files)
+    placed = read_placed(files)
     applied: list[tuple[Resource, bool]] = []
 
     async def work(services: Services) -> grpc.aio.AioRpcError | None:
         try:
-            await _apply_into(applied, services, [resource for resource, _ in placed], validate_only=dry_run)
+            await apply_into(applied, services, [resource for resource, _ in placed], validate_only=dry_run)
         except grpc.aio.AioRpcError as error:
             return error
         return None
@@ -154,14 +154,17 @@ def apply_command(
         state = ("would be applied" if dry_run else "applied") if changed else "unchanged"
         console.print(f"{resource.kind}/{resource.name} {state}", highlight=False)
     if refused is not None:
-        raise CommandError(_refusal(refused, *placed[len(applied)], first=not applied))
+        raise CommandError(refusal(refused, *placed[len(applied)], first=not applied))
 
 
-def _refusal(error: grpc.aio.AioRpcError, resource: Resource, place: str, *, first: bool) -> str:
-    """One line that names the resource and its file; of a service that is not there at all only that."""
+def refusal(error: grpc.aio.AioRpcError, resource: Resource, place: str, *, first: bool) -> str:
+    """One line that names the resource and its file; of a service that is not there at all only that.
+
+    `place` is empty for a resource of no file, `first` says that nothing was applied before it.
+    """
     if first and error.code() == grpc.StatusCode.UNAVAILABLE and not error_reason(error):
         return explain(error)
-    return f"{place}: {resource.kind} {resource.name}: {explain(error)}"
+    return f"{f'{place}: ' if place else ''}{resource.kind} {resource.name}: {explain(error)}"
 
 
 def get_command(

@@ -32,7 +32,7 @@ class WaitingForMemory:
     pooled: bool | None = None
     """Whether a pool has the service as a member; its servers stay when it has it no longer. None: not known."""
     prewarm: bool | None = None
-    """Whether that pool boots ahead of need; None where there is no such pool, or nothing is known of it."""
+    """Whether that pool boots ahead of need; None where no pool can, or there is none, or nothing is known of it."""
 
     def __str__(self) -> str:
         neighbours = " and ".join(self.neighbours)
@@ -53,11 +53,12 @@ class WaitingForMemory:
 
 
 def waiting_for_memory(
-    replicas: Iterable[actuator_pb2.Replica], pools: Iterable[policy_pb2.Pool] | None
+    replicas: Iterable[actuator_pb2.Replica], pools: Iterable[policy_pb2.Pool] | None, *, fixed: bool = False
 ) -> list[WaitingForMemory]:
     """By service. A starting server that shares no GPU with an awake one is on its way, and is not among them.
 
-    `pools` are all that there are, None when they could not be read.
+    `pools` are all that there are, None when they could not be read. `fixed`: the actuator makes and deletes no
+    servers, and so pre-warms none.
     """
     prewarm = (
         None if pools is None else {item.service: pool.spec.prewarm for pool in pools for item in pool.spec.members}
@@ -81,7 +82,7 @@ def waiting_for_memory(
             replicas=tuple(waiting[name]),
             neighbours=tuple(sorted(neighbours[name])),
             pooled=None if prewarm is None else name in prewarm,
-            prewarm=None if prewarm is None else prewarm.get(name),
+            prewarm=None if prewarm is None or fixed else prewarm.get(name),
         )
         for name in sorted(waiting)
     ]

@@ -42,8 +42,8 @@ from trimtab.cli.output import (
     message_dicts,
     print_json,
     short_name,
-    time_text,
 )
+from trimtab.cli.records import is_finished, pre_warming_row, pre_warmings, table_of
 from trimtab.cli.starting import WaitingForMemory, waiting_for_memory
 from trimtab.cli.targets import describe_target, failing, fetch_targets
 from trimtab.rpc.errors import describe
@@ -58,13 +58,6 @@ _REGION_STYLES = {
     policy_pb2.REGION_CRITICAL: "bold red",
     policy_pb2.REGION_NOMINAL: "green",
     policy_pb2.REGION_SURPLUS: "cyan",
-}
-_OUTCOME_STYLES = {
-    decision_pb2.OUTCOME_STATE_SUCCEEDED: "green",
-    decision_pb2.OUTCOME_STATE_PENDING: "yellow",
-    decision_pb2.OUTCOME_STATE_FAILED: "red",
-    decision_pb2.OUTCOME_STATE_ROLLED_BACK: "red",
-    decision_pb2.OUTCOME_STATE_DENIED: "red",
 }
 _NO_LEADER = "this policy engine does not lead: another one does, or the store does not answer and nothing is decided"
 # A colour per service, so that the GPU map and the table speak of the same thing.
@@ -91,6 +84,8 @@ class Picture:
     decisions: Sequence[decision_pb2.Decision]
     failing_targets: Sequence[collector_pb2.Target] = ()
     waiting: Sequence[WaitingForMemory] = ()
+    warmed: Sequence[actuator_pb2.Operation] = ()
+    """Pre-warmings, newest first."""
     error: str = ""
 
 
@@ -110,7 +105,7 @@ async def fetch_picture(services: Services) -> Picture:
     except grpc.aio.AioRpcError as error:
         complaint = f"collector: {describe(error)}"
     any_starting = _any_starting(status)
-    replicas = await _replicas(services) if ill or any_starting else []
+    replicas, fixed = await _replicas(services) if ill or any_starting else ([], False)
     if ill:
         starting = (item.replica for item in replicas if item.life_cycle == types_pb2.LIFE_CYCLE_STARTING)
         ill = failing(ill, frozenset(starting))
@@ -118,7 +113,8 @@ async def fetch_picture(services: Services) -> Picture:
         status=status,
         decisions=listing.decisions,
         failing_targets=ill,
-        waiting=waiting_for_memory(replicas, await _all_pools(services) if any_starting else None),
+        waiting=waiting_for_memory(replicas, await _all_pools(services) if any_starting else None, fixed=fixed),
+        warmed=await fetch_pre_warmings(services) if status.pools else (),
         error=complaint,
     )
 
@@ -128,13 +124,24 @@ def _any_starting(status: policy_pb2.GetStatusResponse) -> bool:
     return any(role.replicas.get(name, 0) for service in status.services for role in service.roles)
 
 
-async def _replicas(services: Services) -> Sequence[actuator_pb2.Replica]:
-    """What the actuator lists; nothing when it does not say."""
+async def _replicas(services: Services) -> tuple[Sequence[actuator_pb2.Replica], bool]:
+    """What the actuator lists, nothing when it does not say; and whether somebody else runs the servers."""
     try:
         reply = await services.actuator.ListReplicas(actuator_pb2.ListReplicasRequest(page_size=1000), timeout=2.0)
     except grpc.aio.AioRpcError:
+        return [], False
+    return reply.replicas, reply.fixed
+
+
+async def fetch_pre_warmings(services: Services, subject: str = "") -> Sequence[actuator_pb2.Operation]:
+    """Those among the actuator's newest operations; none when it does not say."""
+    try:
+        reply = await services.actuator.ListOperations(
+            actuator_pb2.ListOperationsRequest(page_size=PAGE_SIZE), timeout=2.0
+        )
+    except grpc.aio.AioRpcError:
         return []
-    return reply.replicas
+    return pre_warmings(reply.operations, subject)
 
 
 async def _all_pools(services: Services) -> Sequence[policy_pb2.Pool] | None:
@@ -154,7 +161,8 @@ def render(
     picture: Picture, *, progress: Progress | None = None, events: Sequence[str] = (), width: int | None = None
 ) -> RenderableType:
     """The whole view, for a terminal of `width` columns (default: this one)."""
-    wide = (console.width if width is None else width) >= WIDE_COLUMNS
+    width = console.width if width is None else width
+    wide = width >= WIDE_COLUMNS
     parts: list[RenderableType] = []
     if progress is not None:
         parts.append(_progress(progress))
@@ -168,12 +176,13 @@ def render(
         services = Group(_services(picture.status, colours, wide=wide), *_holding(picture.status), *waiting)
         parts.append(Panel(services, title="services", title_align="left"))
         if picture.status.pools:
-            parts.append(Panel(_pools(picture.status, colours), title="pools", title_align="left"))
+            parts.append(Panel(_pools(picture, picture.status, colours), title="pools", title_align="left"))
         unreachable = [cluster for cluster in picture.status.clusters if not cluster.reachable]
         if unreachable:
             text = "; ".join(f"{cluster.cluster}: {cluster.detail or 'no answer'}" for cluster in unreachable)
             parts.append(Text(f"unreachable clusters: {text}", style="bold red"))
-        parts.append(Panel(decision_table(picture.decisions), title="decisions", title_align="left"))
+        table = table_of(picture.decisions, picture.warmed, limit=LAST_DECISIONS, width=width)
+        parts.append(Panel(table, title="decisions", title_align="left"))
         if picture.failing_targets or picture.error:
             parts.append(Panel(_failing(picture), title="targets", title_align="left", border_style="red"))
     if events:
@@ -212,8 +221,10 @@ def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], *, 
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("service", "role"):
         table.add_column(title, no_wrap=True)
-    numbers = ("Z", "decode tok/s", "prefill tok/s", "running", "waiting", "held", "TTFT p95", "TPOT p95", "routable")
-    for title in numbers if wide else ("Z", "tok/s", "waiting", "TTFT p95", "TPOT p95", "routable"):
+    # In two lines, so that the numbers below and not their titles take the width.
+    rates, latencies = ("decode\ntok/s", "prefill\ntok/s"), ("TTFT\np95", "TPOT\np95")
+    numbers = ("Z", *rates, "running", "waiting", "held", *latencies, "routable")
+    for title in numbers if wide else ("Z", rates[0], "waiting", *latencies, "routable"):
         table.add_column(title, justify="right", no_wrap=True)
     if wide:
         table.add_column("replicas", ratio=1)
@@ -257,7 +268,7 @@ def _replicas_text(role: policy_pb2.RoleStatus) -> str:
     )
 
 
-def _pools(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> RenderableType:
+def _pools(picture: Picture, status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> RenderableType:
     rows: list[RenderableType] = []
     for pool in status.pools:
         line = Text()
@@ -269,6 +280,10 @@ def _pools(status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> Ren
         if waiting and (not pool.operation_id or pool.operation_id not in waiting):
             line.append(f"  {waiting}", style="yellow")
         rows.append(line)
+        for operation in picture.warmed:
+            if operation.subject == pool.pool and not is_finished(operation):
+                row = pre_warming_row(operation)
+                rows.append(Text(f"pre-warming {row.identity} since {row.time}: {row.reason}", style="yellow"))
         by_node: dict[str, Text] = {}
         for gpu in pool.gpus:
             cells = by_node.setdefault(gpu.node, Text(f"  {gpu.node}  "))
@@ -285,31 +300,6 @@ def _failing(picture: Picture) -> Text:
     if more > 0:
         lines.append(f"and {more} more: trimtab targets")
     return Text("\n".join([*lines, *([picture.error] if picture.error else [])]))
-
-
-def decision_table(decisions: Sequence[decision_pb2.Decision]) -> Table:
-    """Newest first: when, what, why and what came of it."""
-    table = Table(box=None, pad_edge=False, expand=True)
-    table.add_column("time", no_wrap=True)
-    table.add_column("decision", no_wrap=True)
-    table.add_column("subject", no_wrap=True)
-    table.add_column("rule", no_wrap=True)
-    table.add_column("reason", ratio=1)
-    table.add_column("outcome", no_wrap=True)
-    for decision in decisions:
-        state = decision.outcome.state
-        table.add_row(
-            time_text(decision.decide_time),
-            decision.decision_id,
-            decision.subject,
-            short_name(decision_pb2.Rule.Name(decision.rule), "RULE_"),
-            decision.reason,
-            Text(
-                short_name(decision_pb2.OutcomeState.Name(state), "OUTCOME_STATE_"),
-                style=_OUTCOME_STYLES.get(state, "dim"),
-            ),
-        )
-    return table
 
 
 async def run_live(
@@ -350,6 +340,7 @@ def status_command(
                 "decisions": message_dicts(picture.decisions),
                 "failing_targets": message_dicts(picture.failing_targets),
                 "waiting_for_memory": [dataclasses.asdict(item) for item in picture.waiting],
+                "pre_warmings": message_dicts(picture.warmed),
                 "error": picture.error,
             }
         )

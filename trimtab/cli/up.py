@@ -19,12 +19,11 @@ from trimtab.cli.addresses import MAX_PORT_BASE, LocalAddresses
 from trimtab.cli.connect import CommandError, Endpoints, Services, endpoints_of, open_services
 from trimtab.cli.local import READY_TIMEOUT_S, LocalStack, check_ports, lock_folder, make_state_folders
 from trimtab.cli.output import console, print_notice
-from trimtab.cli.resources import apply_resources, read_resources
+from trimtab.cli.resources import apply_into, read_placed, refusal
 from trimtab.cli.signals import stop_on_signals
 from trimtab.cli.status import Progress, run_live
 from trimtab.cli.supervisor import ChildError, Supervisor
 from trimtab.config.resources import Resource
-from trimtab.rpc.errors import describe
 
 APPLY_TIMEOUT_S = 30.0
 DEFAULT_STATE_FOLDER = Path(".trimtab")
@@ -119,15 +118,21 @@ async def _until(stop: asyncio.Event | None, work: Coroutine[None, None, None]) 
                 await item
 
 
-async def apply_when_up(services: Services, resources: Sequence[Resource]) -> None:
-    """Applies resources to an engine that may have no leader yet. Raises CommandError."""
+async def apply_when_up(services: Services, resources: Sequence[Resource], places: Sequence[str] = ()) -> None:
+    """Applies resources to an engine that may have no leader yet. Raises CommandError.
+
+    That names the refused resource, with its file where `places` has the file of each.
+    """
     deadline = time.monotonic() + APPLY_TIMEOUT_S
     while True:
+        applied: list[tuple[Resource, bool]] = []
         try:
-            await apply_resources(services, resources)
+            await apply_into(applied, services, resources, validate_only=False)
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
-                raise CommandError(describe(error)) from None
+                position = len(applied)
+                place = places[position] if places else ""
+                raise CommandError(refusal(error, resources[position], place, first=position == 0)) from None
             await asyncio.sleep(0.3)
         else:
             return
@@ -164,19 +169,20 @@ def up_command(
         if path is not None and not path.is_file():
             raise CommandError(f"{path}: no such file")
     paths = resources or ([] if targets is not None else [scenario_folder("demo") / "resources"])
-    parsed = read_resources(paths) if paths else []
-    asyncio.run(_up(stack, parsed, headless=headless))
+    placed = read_placed(paths) if paths else []
+    asyncio.run(_up(stack, placed, headless=headless))
 
 
-async def _up(stack: LocalStack, resources: Sequence[Resource], *, headless: bool) -> None:
+async def _up(stack: LocalStack, placed: Sequence[tuple[Resource, str]], *, headless: bool) -> None:
     stop = stop_on_signals()
     headless = headless or not console.is_terminal
     console.print(f"starting; logs in {stack.log_folder}", highlight=False)
     try:
         # The live view shows what ended by itself; without it, it is said.
         async with running(stack, stop=stop, on_event=print_notice if headless else None) as up:
-            if resources:
-                await apply_when_up(up.services, resources)
+            if placed:
+                resources, places = [resource for resource, _ in placed], [place for _, place in placed]
+                await apply_when_up(up.services, resources, places)
             console.print(
                 f"up: requests to {stack.addresses.url('gateway')}/v1, policy engine at "
                 f"{stack.addresses.address('policy')}; Ctrl-C stops everything",

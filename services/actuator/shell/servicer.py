@@ -72,6 +72,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             revision=state.meta.replica_revision,
             next_page_token=page[-1] if len(names) > size else "",
             cluster=self._cluster,
+            fixed=not self._can_create,
         )
 
     async def WatchReplicas(

@@ -183,8 +183,8 @@ def explain(record: decision_pb2.Decision) -> list[str]:
     for count in record.counts:
         role = types_pb2.Role.Name(count.role).removeprefix("ROLE_").lower()
         lines.append(f"count: {count.service} {role} {count.before} → {count.after}")
-    lines += [f"release: {item.replica} ({item.gpus} GPUs)" for item in record.transition.releases]
-    lines += [f"wake: {item.replica} ({item.gpus} GPUs)" for item in record.transition.wakes]
+    for word, changes in (("release", record.transition.releases), ("wake", record.transition.wakes)):
+        lines += [f"{word}: {item.replica} ({item.gpus} GPU{'' if item.gpus == 1 else 's'})" for item in changes]
     for clamp in record.clamps:
         words = decision_pb2.ClampKind.Name(clamp.kind).removeprefix("CLAMP_KIND_").lower().replace("_", " ")
         lines.append(
@@ -204,7 +204,10 @@ def explain(record: decision_pb2.Decision) -> list[str]:
 
 
 def _time_words(time: Timestamp) -> str:
-    return time.ToJsonString()
+    """To the millisecond."""
+    shown = Timestamp()
+    shown.FromMilliseconds(time.ToMilliseconds())
+    return shown.ToJsonString()
 
 
 def _input_line(item: decision_pb2.DecisionInput) -> str:

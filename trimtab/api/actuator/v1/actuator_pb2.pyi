@@ -565,9 +565,12 @@ class ListReplicasResponse(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    FIXED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     next_page_token: _builtins.str
     cluster: _builtins.str
+    fixed: _builtins.bool
+    """Somebody else runs the servers: none is made or deleted here, so no pool can pre-warm."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]: ...
     def __init__(
@@ -577,10 +580,11 @@ class ListReplicasResponse(_message.Message):
         revision: _builtins.int = ...,
         next_page_token: _builtins.str = ...,
         cluster: _builtins.str = ...,
+        fixed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "next_page_token", b"next_page_token", "replicas", b"replicas", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "fixed", b"fixed", "next_page_token", b"next_page_token", "replicas", b"replicas", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
