@@ -1,9 +1,9 @@
 """How fast fleets are simulated, and how that grows with replicas: ``python -m bench.simulate --json``.
 
 Eight H100 replicas serve the whole Azure conversation trace; fleets of 8 to 1,000 serve a trace of constant load per
-replica, with bursts and lengths as ServeGen's large language model service has them. Where the recorded material is
-absent (``--material``, else TRIMTAB_TEST_MATERIAL, else ``../shared``) traces of the same rates and mean lengths are
-generated, and the report says so. Timed are routing, engines and records, and for the fleets the making of the trace
+replica, with bursts and lengths as ServeGen's large language model service has them. Without the recorded material
+(``--material``, else TRIMTAB_TEST_MATERIAL) traces of the same rates and mean lengths are generated, and the report says
+so. Timed are routing, engines and records, and for the fleets the making of the trace
 piece by piece, in CPU seconds. For comparison the stepping engine, which does every iteration, serves the same first
 minutes.
 """
@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +50,10 @@ _SERVEGEN = Path("data/traces/servegen")
 Lookup = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
-def conversation(material: Path) -> tuple[list[TraceRequest], str]:
+def conversation(material: Path | None) -> tuple[list[TraceRequest], str]:
     """The Azure conversation trace, or one of its rate, length and mean lengths; and which of the two it is."""
-    path = material / _CONVERSATION
-    if path.is_file():
+    path = None if material is None else material / _CONVERSATION
+    if path is not None and path.is_file():
         return list(read_trace(path)), path.name
     load = ServiceLoad(
         service="trace",
@@ -70,11 +70,11 @@ class FleetTrace:
     Made piece by piece while it is served, as a file would be read: a fleet's trace need not fit into memory.
     """
 
-    def __init__(self, material: Path) -> None:
-        folder = material / _SERVEGEN
+    def __init__(self, material: Path | None) -> None:
+        folder = None if material is None else material / _SERVEGEN
         self._lengths: tuple[Lookup, Lookup] | None = None
         self.source = "generated with lognormal lengths"
-        if folder.is_dir():
+        if folder is not None and folder.is_dir():
             self._lengths = (
                 _lookup(folder / "language_m-large_input_tokens_hist.csv"),
                 _lookup(folder / "language_m-large_output_tokens_hist.csv"),
@@ -143,7 +143,7 @@ def stepping_speed(profile: Profile, requests: Sequence[TraceRequest]) -> float:
     return STEPPING_S / (time.process_time() - started_s)
 
 
-def run(material: Path) -> dict[str, object]:
+def run(material: Path | None) -> dict[str, object]:
     """All figures as one document."""
     profile = packaged_profiles()[PROFILE]
     trace, trace_source = conversation(material)
@@ -201,13 +201,27 @@ def run(material: Path) -> dict[str, object]:
     }
 
 
-def main() -> int:
-    """Print the figures; exit status 1 when a bar is missed."""
+def parsed(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """`json`, and `material`: the folder with data/traces, or None where none is named.
+
+    Ends the program for one that is named and not there: who names it does not want another trace.
+    """
     parser = argparse.ArgumentParser(description="simulated seconds per CPU second, and growth with replicas")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    default = os.environ.get("TRIMTAB_TEST_MATERIAL") or Path(__file__).parents[2] / "shared"
-    parser.add_argument("--material", type=Path, default=Path(default), help="folder with data/traces")
-    arguments = parser.parse_args()
+    given = environ.get("TRIMTAB_TEST_MATERIAL")
+    default = Path(given) if given else None
+    parser.add_argument(
+        "--material", type=Path, default=default, help="folder with data/traces; else they are generated"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.material is not None and not arguments.material.is_dir():
+        parser.error(f"{arguments.material}: no such folder; leave --material out for generated traces")
+    return arguments
+
+
+def main() -> int:
+    """Print the figures; exit status 1 when a bar is missed."""
+    arguments = parsed(sys.argv[1:], os.environ)
     return put_out(run(arguments.material), as_json=arguments.json)
 
 
