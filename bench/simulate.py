@@ -2,10 +2,9 @@
 
 Eight H100 replicas serve the whole Azure conversation trace; fleets of 8 to 1,000 serve a trace of constant load per
 replica, with bursts and lengths as ServeGen's large language model service has them. Without the recorded material
-(``--material``, else TRIMTAB_TEST_MATERIAL) traces of the same rates and mean lengths are generated, and the report says
-so. Timed are routing, engines and records, and for the fleets the making of the trace
-piece by piece, in CPU seconds. For comparison the stepping engine, which does every iteration, serves the same first
-minutes.
+(``--material``, else TRIMTAB_TEST_MATERIAL) traces of the same rates and mean lengths are generated, and the report
+says so. Timed are routing, engines and records, and for the fleets the making of the trace piece by piece, in CPU
+seconds. For comparison the stepping engine, which does every iteration, serves the same first minutes.
 """
 
 import argparse
