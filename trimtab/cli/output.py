@@ -17,6 +17,10 @@ from trimtab.api.common.v1 import types_pb2
 console = Console() if sys.stdout.isatty() else Console(width=160)
 errors = Console(stderr=True)
 MISSING = "–"
+UNSURE = "~"
+"""After a value that is less than ok, where there is no room to say why."""
+ONE_LINE_COLUMNS = 110
+"""In narrower terminals a record of a table takes lines of its own."""
 
 
 def print_error(text: str) -> None:
@@ -47,13 +51,17 @@ def message_dicts(protos: Iterable[message.Message]) -> list[dict[str, Any]]:
     return [message_dict(proto) for proto in protos]
 
 
-def measurement_text(measurement: types_pb2.Measurement, *, digits: int = 1, unit: str = "") -> str:
-    """A value with a mark when it is less than ok; a dash when there is none."""
+def measurement_text(
+    measurement: types_pb2.Measurement, *, digits: int = 1, unit: str = "", brief: bool = False
+) -> str:
+    """A value, with why when it is less than ok (`brief`: a mark alone); a dash when there is none."""
     if not measurement.HasField("value"):
         return MISSING
     text = f"{measurement.value:.{digits}f}{unit}"
     if measurement.quality == types_pb2.QUALITY_OK:
         return text
+    if brief:
+        return text + UNSURE
     if measurement.quality == types_pb2.QUALITY_PARTIAL:
         return f"{text} ({measurement.reported}/{measurement.expected})"
     return f"{text} ({short_name(types_pb2.Quality.Name(measurement.quality), 'QUALITY_')})"

@@ -14,12 +14,10 @@ from rich.text import Text
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2
-from trimtab.cli.output import short_name, time_text
+from trimtab.cli.output import ONE_LINE_COLUMNS, short_name, time_text
 
 OPERATION_PREFIX = "o-"
 """What ids of operations begin with; those of decisions do not."""
-_ONE_LINE_COLUMNS = 110
-"""Below, the columns beside the reason would leave too little for it."""
 _UNFINISHED = (
     actuator_pb2.OPERATION_STATE_PENDING,
     actuator_pb2.OPERATION_STATE_RUNNING,
@@ -129,7 +127,7 @@ def table_of(
     rows = sorted(every, key=lambda row: row.at_ns, reverse=True)[:limit]
     table = Table(box=None, pad_edge=False, expand=True)
     table.add_column("time", no_wrap=True)
-    if width < _ONE_LINE_COLUMNS:
+    if width < ONE_LINE_COLUMNS:
         table.add_column("decision, subject, rule, outcome and reason", ratio=1)
         for row in rows:
             head = f"{row.identity}  {row.subject}  {row.rule}  "

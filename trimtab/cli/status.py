@@ -36,6 +36,7 @@ from trimtab.cli.connect import (
 )
 from trimtab.cli.output import (
     MISSING,
+    UNSURE,
     console,
     measurement_text,
     message_dict,
@@ -52,6 +53,8 @@ REFRESH_S = 0.5
 SVG_WIDTH = 160
 # Narrower terminals get the columns that tell whether a service is well.
 WIDE_COLUMNS = 130
+# And only wider ones the reason why a value is less than ok.
+WORDS_COLUMNS = 160
 LAST_DECISIONS = 8
 LAST_FAILING_TARGETS = 5
 _REGION_STYLES = {
@@ -162,7 +165,6 @@ def render(
 ) -> RenderableType:
     """The whole view, for a terminal of `width` columns (default: this one)."""
     width = console.width if width is None else width
-    wide = width >= WIDE_COLUMNS
     parts: list[RenderableType] = []
     if progress is not None:
         parts.append(_progress(progress))
@@ -173,7 +175,7 @@ def render(
         if not picture.status.leader:
             parts.append(Text(_NO_LEADER, style="bold red"))
         waiting = (Text(str(item), style="yellow") for item in picture.waiting)
-        services = Group(_services(picture.status, colours, wide=wide), *_holding(picture.status), *waiting)
+        services = Group(*_services(picture.status, colours, width), *_holding(picture.status), *waiting)
         parts.append(Panel(services, title="services", title_align="left"))
         if picture.status.pools:
             parts.append(Panel(_pools(picture, picture.status, colours), title="pools", title_align="left"))
@@ -217,10 +219,12 @@ def _holding(status: policy_pb2.GetStatusResponse) -> list[Text]:
     ]
 
 
-def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], *, wide: bool) -> Table:
+def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], width: int) -> list[RenderableType]:
+    """The table, and what its marks mean where it has any."""
+    wide, brief = width >= WIDE_COLUMNS, width < WORDS_COLUMNS
     table = Table(box=None, pad_edge=False, expand=True)
-    for title in ("service", "role"):
-        table.add_column(title, no_wrap=True)
+    table.add_column("service", overflow="fold")
+    table.add_column("role", no_wrap=True)
     # In two lines, so that the numbers below and not their titles take the width.
     rates, latencies = ("decode\ntok/s", "prefill\ntok/s"), ("TTFT\np95", "TPOT\np95")
     numbers = ("Z", *rates, "running", "waiting", "held", *latencies, "routable")
@@ -228,31 +232,37 @@ def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], *, 
         table.add_column(title, justify="right", no_wrap=True)
     if wide:
         table.add_column("replicas", ratio=1)
+    marked = False
     for service in status.services:
         for position, role in enumerate(service.roles):
             first = position == 0
             name = Text(service.service, style=colours[service.service]) if first else Text()
-            table.add_row(
-                name, short_name(types_pb2.Role.Name(role.role), "ROLE_"), *_cells(service, role, first, wide)
-            )
-    return table
+            cells = _cells(service, role, first, wide=wide, brief=brief)
+            marked = marked or any(isinstance(cell, str) and cell.endswith(UNSURE) for cell in cells)
+            table.add_row(name, short_name(types_pb2.Role.Name(role.role), "ROLE_"), *cells)
+    return (
+        [table, Text(f"{UNSURE} of a part of its replicas, warming up, counted anew or stale", style="dim")]
+        if marked
+        else [table]
+    )
 
 
 def _cells(
-    service: policy_pb2.ServiceStatus, role: policy_pb2.RoleStatus, first: bool, wide: bool
+    service: policy_pb2.ServiceStatus, role: policy_pb2.RoleStatus, first: bool, *, wide: bool, brief: bool
 ) -> list[RenderableType]:
     z = _z_text(service) if first else Text()
-    decode = measurement_text(role.decode_tps, digits=0)
-    waiting = measurement_text(role.waiting)
+    decode = measurement_text(role.decode_tps, digits=0, brief=brief)
+    waiting = measurement_text(role.waiting, brief=brief)
     latencies = (
-        measurement_text(role.ttft_p95_s, digits=2, unit=" s"),
-        measurement_text(role.tpot_p95_s, digits=3, unit=" s"),
+        measurement_text(role.ttft_p95_s, digits=2, unit=" s", brief=brief),
+        measurement_text(role.tpot_p95_s, digits=3, unit=" s", brief=brief),
     )
     routable = f"{role.routable}/{role.desired}"
     if not wide:
         return [z, decode, waiting, *latencies, routable]
-    held = measurement_text(service.held, digits=0) if first else ""
-    prefill, running = measurement_text(role.prefill_tps, digits=0), measurement_text(role.running)
+    held = measurement_text(service.held, digits=0, brief=brief) if first else ""
+    prefill = measurement_text(role.prefill_tps, digits=0, brief=brief)
+    running = measurement_text(role.running, brief=brief)
     return [z, decode, prefill, running, waiting, held, *latencies, routable, _replicas_text(role)]
 
 

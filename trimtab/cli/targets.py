@@ -12,7 +12,7 @@ from rich.text import Text
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.cli.connect import PAGE_SIZE, Services, call, endpoints_of, every_item
-from trimtab.cli.output import MISSING, console, message_dicts, print_json, short_name, time_text
+from trimtab.cli.output import MISSING, ONE_LINE_COLUMNS, console, message_dicts, print_json, short_name, time_text
 
 # A server that is new or asleep is as it should be.
 _FINE = (
@@ -57,10 +57,13 @@ def targets_command(
     if as_json:
         print_json(message_dicts(targets))
     else:
-        console.print(_table(targets))
+        console.print(table_of(targets, width=console.width))
 
 
-def _table(targets: Iterable[collector_pb2.Target]) -> Table:
+def table_of(targets: Iterable[collector_pb2.Target], *, width: int) -> Table:
+    """A row each; where narrow, what tells whether it is well first, and below it where it is."""
+    if width < ONE_LINE_COLUMNS:
+        return _narrow(targets)
     table = Table(box=None, pad_edge=False)
     for title in ("target", "service", "role", "address", "source", "counted", "state", "last scrape"):
         table.add_column(title, no_wrap=True)
@@ -73,11 +76,27 @@ def _table(targets: Iterable[collector_pb2.Target]) -> Table:
             target.address,
             target.source,
             "yes" if target.counted else MISSING,
-            Text(
-                short_name(collector_pb2.TargetState.Name(target.state), "TARGET_STATE_"),
-                style="green" if target.state in _FINE else "red",
-            ),
+            _state(target),
             time_text(target.last_success_time),
             target.last_error,
         )
     return table
+
+
+def _narrow(targets: Iterable[collector_pb2.Target]) -> Table:
+    table = Table(box=None, pad_edge=False, expand=True)
+    table.add_column("target", ratio=1, overflow="fold")
+    for title in ("state", "counted", "last scrape"):
+        table.add_column(title, no_wrap=True)
+    for target in targets:
+        role = short_name(types_pb2.Role.Name(target.role), "ROLE_")
+        where = ", ".join(part for part in (target.service, role, target.address, target.source) if part)
+        lines = [target.target_id, f"  {where}", *([f"  {target.last_error}"] if target.last_error else [])]
+        counted = "yes" if target.counted else MISSING
+        table.add_row(Text("\n".join(lines)), _state(target), counted, time_text(target.last_success_time))
+    return table
+
+
+def _state(target: collector_pb2.Target) -> Text:
+    name = short_name(collector_pb2.TargetState.Name(target.state), "TARGET_STATE_")
+    return Text(name, style="green" if target.state in _FINE else "red")
