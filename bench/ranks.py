@@ -264,7 +264,7 @@ def main() -> int:
     """Print the tables; exit status 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description="rank correlation of Z and raw signals with SLO health")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--seeds", type=int, default=2, choices=range(1, len(HELD_OUT_SEEDS) + 1), help="(default 2)")
+    parser.add_argument("--seeds", type=int, default=3, choices=range(1, len(HELD_OUT_SEEDS) + 1), help="(default 3)")
     arguments = parser.parse_args()
     report = run(arguments.seeds)
     return put_out(report, as_json=arguments.json, show=_print_table)
