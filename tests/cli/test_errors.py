@@ -277,7 +277,7 @@ def test_a_table_that_the_material_lacks_is_named_with_where_they_are_listed(ins
     ("argv", "words"),
     [
         (["status", "--bogus"], "no such option: --bogus (see `trimtab status --help`)"),
-        (["explain"], "missing argument 'DECISION' (see `trimtab explain --help`)"),
+        (["explain"], "missing argument 'DECISION or OPERATION' (see `trimtab explain --help`)"),
         (["calibrate", "--profile", "h100-8b-tp1"], "missing option '--slo-ttft'"),
         (["evaluate", "smoke", "--seeds", "many"], "invalid value for '--seeds'"),
         (["up", "--port-base", "0"], "'--port-base'"),

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from trimtab.config.file_sd import (
     parse_file_sd,
     read_file_sd,
 )
-from trimtab.config.yamlfile import MAX_YAML_BYTES
+from trimtab.config.yamlfile import MAX_YAML_BYTES, dump_yaml_documents
 from trimtab.words import Role
 
 
@@ -191,7 +190,7 @@ def test_json_and_yaml_say_the_same(tmp_path_factory: pytest.TempPathFactory, la
     document = [group(f"h:{1 + index}", **texts) for index, texts in enumerate(labels)]
     folder = tmp_path_factory.mktemp("sd")
     (folder / "t.json").write_text(json.dumps(document))
-    (folder / "t.yaml").write_text(yaml.safe_dump(document))
+    (folder / "t.yaml").write_text(dump_yaml_documents([document]))
 
     def read(name: str) -> list[tuple[str, TargetLabels]]:
         return [(target.url, target.labels) for target in read_file_sd(folder / name)]
