@@ -260,7 +260,7 @@ class PoolSpec(Spec):
     members: tuple[PoolMember, ...] = Field(min_length=1, max_length=256)
     rescue_interval_s: Seconds = 1.0
     rebalance_interval_s: Seconds = 2.0
-    residence_s: float = Field(20.0, ge=0, le=86_400)
+    residence_s: float = Field(8.0, ge=0, le=86_400)
     drain_timeout_s: Seconds = 0.5
     sleep_level: Literal[1, 2] = 1
     prewarm: bool = False
