@@ -45,9 +45,10 @@ class SlowRecords:
         self.kept = new
         self.tokens.append(token)
         self.counters.append(new.meta.operation_counter)
-        if new.meta.operation_counter != old.meta.operation_counter:
-            # A caller's write; what the controller's own beat stores in between is answered at once.
-            await self.answering.wait()
+        if new.meta.operation_counter == old.meta.operation_counter:
+            # Not a caller's write: what the controller's own beat stores in between is answered at once.
+            return
+        await self.answering.wait()
         if self.silent:
             self.silent = False
             raise StoreUnavailable("no answer")

@@ -42,7 +42,10 @@ class Clock:
 
 
 class Starved(Records):
-    """Records whose process stands still once, between taking its token and sending a write."""
+    """Records whose process stands still once, between taking its token and sending a write.
+
+    The controller's beat, which may come first, has nothing to write.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__(store, "local")
@@ -50,8 +53,8 @@ class Starved(Records):
         self.fenced_off = 0
 
     async def save(self, old: State, new: State, token: int, also: Any = ()) -> None:
-        happens, self.stands_still = self.stands_still, None
-        if happens is not None:
+        if new != old and self.stands_still is not None:
+            happens, self.stands_still = self.stands_still, None
             await happens()
         try:
             await super().save(old, new, token, also)
