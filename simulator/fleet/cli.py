@@ -15,7 +15,7 @@ import uvloop
 from aiohttp import web
 
 from simulator.fleet.admin import make_admin_app
-from simulator.fleet.fleet import Fleet, FleetSettings
+from simulator.fleet.fleet import Fleet, FleetSettings, write_whole
 from simulator.fleet.model import DEFAULT_INVENTORY, ConflictError, FleetConfigError, load_inventory
 from simulator.fleet.replica import Scales, bind
 from simulator.profiles import ProfileError, load_profiles
@@ -86,7 +86,7 @@ async def _serve(fleet: Fleet, port: int, ready_file: Path | None) -> None:
             log.warning("times are not as measured", **{f"{name}_scale": factor for name, factor in scaled.items()})
         log.info("ready", admin=url, nodes=len(fleet.nodes), restored=restored)
         if ready_file is not None:
-            await asyncio.to_thread(ready_file.write_text, f"{url}\n", encoding="utf-8")
+            await asyncio.to_thread(write_whole, ready_file, f"{url}\n")
         await stop.wait()
         log.info("stopping")
     finally:

@@ -266,6 +266,11 @@ class Fleet:
         saved = _SavedFleet(
             replicas=[_SavedReplica(spec=r.spec, port=r.port) for _, r in sorted(self.replicas.items())]
         )
-        temporary = path.with_name(f"{path.name}.new")
-        temporary.write_text(json.dumps(saved.model_dump(mode="json"), indent=1), encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(saved.model_dump(mode="json"), indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that others read: they find the old one or the new one, nothing in between."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -54,7 +54,7 @@ def write_targets(path: Path, **replicas: str) -> Path:
 
 
 async def get(stub: object, key: pb.RoleKey) -> pb.RoleObservation:
-    response = await stub.GetObservation(pb.GetObservationRequest(key=key), timeout=2)  # type: ignore[attr-defined]
+    response = await stub.GetObservation(pb.GetObservationRequest(key=key), timeout=5)  # type: ignore[attr-defined]
     return response.observation
 
 
@@ -82,7 +82,7 @@ async def until_listed(
     """The first list of all targets that satisfies ``condition``."""
     give_up = time.monotonic() + timeout_s
     while True:
-        listed = list((await stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets)  # type: ignore[attr-defined]
+        listed = list((await stub.ListTargets(pb.ListTargetsRequest(), timeout=5)).targets)  # type: ignore[attr-defined]
         if condition(listed):
             return listed
         assert time.monotonic() < give_up, f"never so within {timeout_s} s: {listed}"
@@ -91,7 +91,7 @@ async def until_listed(
 
 async def window_ends(stub: object, **request: object) -> list[int]:
     """The ends of the windows in the history, in milliseconds."""
-    response = await stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, **request), timeout=2)  # type: ignore[attr-defined]
+    response = await stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, **request), timeout=5)  # type: ignore[attr-defined]
     return [item.window_end.ToMilliseconds() for item in response.observations]
 
 
@@ -131,11 +131,11 @@ async def chat(shared, vllm_page, store_server_url, tmp_path_factory):
 @pytest.mark.asyncio(loop_scope="module")
 async def test_targets_are_listed_in_pages_with_their_states(chat) -> None:
     await until_listed(chat.stub, lambda items: len(up(items)) == 2)
-    first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=2)
+    first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=5)
     second = await chat.stub.ListTargets(
-        pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=2
+        pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=5
     )
-    other = await chat.stub.ListTargets(pb.ListTargetsRequest(service="other"), timeout=2)
+    other = await chat.stub.ListTargets(pb.ListTargetsRequest(service="other"), timeout=5)
 
     (target,) = first.targets
     assert (target.target_id, target.service, target.state) == ("chat-0", "chat", pb.TARGET_STATE_UP)
@@ -160,8 +160,8 @@ async def test_a_role_never_observed_is_not_found(chat) -> None:
 async def test_a_batch_names_what_is_missing(chat) -> None:
     other = pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE)
 
-    some = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(keys=[other, CHAT, CHAT]), timeout=2)
-    everything = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(), timeout=2)
+    some = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(keys=[other, CHAT, CHAT]), timeout=5)
+    everything = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(), timeout=5)
 
     assert [item.service for item in some.observations] == ["chat"]
     assert list(some.missing) == [other]
@@ -175,7 +175,7 @@ async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
     while len(ends_ms) < 5 and time.monotonic() < give_up:
         await asyncio.sleep(0.1)
         ends_ms = await window_ends(chat.stub)
-    last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=2)
+    last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=5)
 
     assert len(ends_ms) >= 5
     assert all(end_ms % 200 == 0 for end_ms in ends_ms), "windows are aligned to the store's clock"
@@ -184,7 +184,7 @@ async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
     middle = pb.QueryHistoryRequest(key=CHAT)
     middle.start_time.FromMilliseconds(ends_ms[1])
     middle.end_time.FromMilliseconds(ends_ms[3])
-    between = await chat.stub.QueryHistory(middle, timeout=2)
+    between = await chat.stub.QueryHistory(middle, timeout=5)
     assert [item.window_end.ToMilliseconds() for item in between.observations] == ends_ms[1:3]
 
 
@@ -284,12 +284,12 @@ async def test_history_is_thinned_to_the_last_window_of_each_step(chat) -> None:
 async def test_a_service_is_given_as_a_whole_and_by_role(chat) -> None:
     async with asyncio.timeout(8):
         while True:
-            found = await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="chat"), timeout=2)
+            found = await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="chat"), timeout=5)
             if OK(found.service):
                 break
             await asyncio.sleep(0.03)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="other"), timeout=2)
+        await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="other"), timeout=5)
 
     assert decode(found.service).value == pytest.approx(2000, rel=0.25)
     assert [item.role for item in found.roles] == [types_pb2.ROLE_COLOCATED]
@@ -302,9 +302,9 @@ async def test_a_service_is_given_as_a_whole_and_by_role(chat) -> None:
 async def test_replicas_samples_are_listed_in_pages(chat) -> None:
     await until(chat.stub, CHAT, OK)
     request = pb.ListReplicaSamplesRequest(key=CHAT, page_size=1)
-    first = await chat.stub.ListReplicaSamples(request, timeout=2)
+    first = await chat.stub.ListReplicaSamples(request, timeout=5)
     request.page_token = first.next_page_token
-    second = await chat.stub.ListReplicaSamples(request, timeout=2)
+    second = await chat.stub.ListReplicaSamples(request, timeout=5)
 
     assert [item.replica for item in (*first.samples, *second.samples)] == ["chat-0", "chat-1"]
     assert second.next_page_token == ""
@@ -708,7 +708,7 @@ async def test_a_store_that_is_away_costs_its_windows_and_no_counts(
     own_store.start()
     resumed_ms = time.time() * 1000
     back = await until(collector.stub, CHAT, lambda item: OK(item) and item.window_end.ToMilliseconds() > resumed_ms)
-    history = await collector.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=2)
+    history = await collector.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=5)
 
     assert back.window_start.ToMilliseconds() < resumed_ms, "whole at once: counters went on in memory"
     assert decode(back).value == pytest.approx(1000, rel=0.25)

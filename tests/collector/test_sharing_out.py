@@ -227,8 +227,8 @@ async def when_all_are_well(collector) -> tuple[list[pb.Target], pb.RoleObservat
     """Its targets, all of them up, and a window to which each has given its part: a stall may cost some theirs."""
     give_up = time.monotonic() + 10
     while True:
-        listed = list((await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2)).targets)
-        observation = (await collector.stub.GetObservation(pb.GetObservationRequest(key=CHAT), timeout=2)).observation
+        listed = list((await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=5)).targets)
+        observation = (await collector.stub.GetObservation(pb.GetObservationRequest(key=CHAT), timeout=5)).observation
         whole = signal_of(observation, pb.SIGNAL_DECODE_TPS).quality == types_pb2.QUALITY_OK
         if whole and {item.state for item in listed} == {pb.TARGET_STATE_UP}:
             return listed, observation
@@ -252,9 +252,9 @@ async def test_any_collector_answers_for_all(start_collector, servers, ledger, t
         assert list(observation.reported_replicas) == names
         tps = signal_of(observation, pb.SIGNAL_DECODE_TPS)
         assert tps.value == pytest.approx(sum(100 + number for number in range(10)), rel=0.05)
-        page = await collector.stub.ListReplicaSamples(pb.ListReplicaSamplesRequest(key=CHAT, page_size=7), timeout=2)
+        page = await collector.stub.ListReplicaSamples(pb.ListReplicaSamplesRequest(key=CHAT, page_size=7), timeout=5)
         rest = await collector.stub.ListReplicaSamples(
-            pb.ListReplicaSamplesRequest(key=CHAT, page_size=7, page_token=page.next_page_token), timeout=2
+            pb.ListReplicaSamplesRequest(key=CHAT, page_size=7, page_token=page.next_page_token), timeout=5
         )
         assert [item.replica for item in (*page.samples, *rest.samples)] == names
         assert rest.next_page_token == ""
@@ -275,7 +275,7 @@ async def test_a_target_that_leaves_takes_its_sample_with_it_whoever_scrapes_it(
     names: list[str] = []
     give_up = time.monotonic() + 5
     while names != ["chat-00", "chat-01", "chat-02"] and time.monotonic() < give_up:
-        found = await collectors[0].stub.ListReplicaSamples(pb.ListReplicaSamplesRequest(key=CHAT), timeout=2)
+        found = await collectors[0].stub.ListReplicaSamples(pb.ListReplicaSamplesRequest(key=CHAT), timeout=5)
         names = [item.replica for item in found.samples]
         await asyncio.sleep(0.05)
 
@@ -352,7 +352,7 @@ async def test_a_gateway_that_goes_to_another_collector_is_counted_once(start_co
     async def report(collector, gateway: str, held: int) -> None:
         demand = pb.ServiceDemand(service="chat", interval_s=0.2, arrivals=2, held=held)
         request = pb.ReportDemandRequest(gateway=gateway, demands=[demand])
-        await collector.stub.ReportDemand(request, timeout=2, wait_for_ready=True)
+        await collector.stub.ReportDemand(request, timeout=5, wait_for_ready=True)
 
     for _ in range(8):
         await report(collectors[0], "gw-0", 3)
@@ -364,7 +364,7 @@ async def test_a_gateway_that_goes_to_another_collector_is_counted_once(start_co
         await report(collectors[0], "gw-0", 3)
         await report(collectors[1], "gw-1", 4)
         await asyncio.sleep(0.2)
-        found = await collectors[step % 2].stub.GetObservation(pb.GetObservationRequest(key=door), timeout=2)
+        found = await collectors[step % 2].stub.GetObservation(pb.GetObservationRequest(key=door), timeout=5)
         value = signal_of(found.observation, pb.SIGNAL_HELD)
         held.append(value.value if value.HasField("value") else None)
 
@@ -402,7 +402,7 @@ async def test_a_killed_processs_targets_are_scraped_by_the_other(
                 assert time.monotonic() < give_up, f"never shared: {owners}"
                 await asyncio.sleep(0.1)
                 try:
-                    listed = await stub.ListTargets(pb.ListTargetsRequest(), timeout=2)
+                    listed = await stub.ListTargets(pb.ListTargetsRequest(), timeout=5)
                 except grpc.aio.AioRpcError:
                     continue
                 owners = [item.collector for item in listed.targets]

@@ -104,13 +104,13 @@ async def test_a_sleeping_simulated_server_is_shown_asleep_and_counts_nothing(
         assert response.status == 200
 
     for _ in range(100):
-        listed = await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=2, wait_for_ready=True)
+        listed = await collector.stub.ListTargets(pb.ListTargetsRequest(), timeout=5, wait_for_ready=True)
         if [item.state for item in listed.targets] == [pb.TARGET_STATE_ASLEEP]:
             break
         await asyncio.sleep(0.05)
     assert [item.state for item in listed.targets] == [pb.TARGET_STATE_ASLEEP]
     for _ in range(100):
-        observation = (await collector.stub.GetObservation(pb.GetObservationRequest(key=CHAT), timeout=2)).observation
+        observation = (await collector.stub.GetObservation(pb.GetObservationRequest(key=CHAT), timeout=5)).observation
         if not observation.reported_replicas:
             break
         await asyncio.sleep(0.05)

@@ -26,7 +26,7 @@ def command(port: int, directory: Path) -> list[str]:
 
 def await_store(port: int) -> redis.Redis:
     client = redis.Redis(port=port, socket_timeout=2)
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while True:
         with contextlib.suppress(redis.exceptions.ConnectionError):
             client.ping()
@@ -97,7 +97,7 @@ def test_ends_when_its_parent_is_killed(free_port: int, tmp_path: Path) -> None:
     parent.kill()
     parent.wait(10)
     parent.stdout.close()
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 30
     while not gone(child):
         assert time.monotonic() < give_up, "the store outlived its parent"
         time.sleep(0.02)
@@ -119,7 +119,7 @@ def test_what_hinders_it_is_one_line(own_store: EmbeddedStore, tmp_path: Path) -
             env=ENVIRON,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
         assert ended.returncode == 1

@@ -34,7 +34,7 @@ def run(json_logs: str) -> str:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     assert ended.stdout == ""

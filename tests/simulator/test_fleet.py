@@ -19,7 +19,7 @@ from aiohttp import web
 
 from simulator.core.profile import Profile
 from simulator.fleet.admin import make_admin_app
-from simulator.fleet.fleet import Fleet, FleetSettings
+from simulator.fleet.fleet import Fleet, FleetSettings, write_whole
 from simulator.fleet.model import FleetConfigError, Inventory, Node, load_inventory
 from simulator.fleet.replica import Replica
 
@@ -315,6 +315,16 @@ async def test_a_damaged_state_file_is_named(make_fleet, tmp_path: Path) -> None
         await make_fleet(state_file=state_file)
 
 
+async def test_who_reads_a_file_while_it_is_written_finds_it_whole(tmp_path: Path) -> None:
+    path, texts = tmp_path / "ready", ["a" * 2_000_000, "b" * 2_000_000]
+    write_whole(path, texts[0])
+    for turn in range(20):
+        writing = asyncio.create_task(asyncio.to_thread(write_whole, path, texts[turn % 2]))
+        while not writing.done():
+            assert await asyncio.to_thread(path.read_text) in texts
+        await writing
+
+
 async def test_a_state_file_that_cannot_be_written_is_named_at_the_start(make_fleet, tmp_path: Path) -> None:
     with pytest.raises(FleetConfigError, match=r"none/fleet\.json: cannot be written: No such file"):
         await make_fleet(state_file=tmp_path / "none" / "fleet.json")
@@ -398,7 +408,7 @@ def test_the_command_serves_says_when_ready_and_ends_on_sigterm(free_ports, tmp_
         "--port", str(admin), "--server-port-base", str(base), "--ready-file", str(ready), "--bring-up-scale", "0"
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         url = ready.read_text().strip()
@@ -409,7 +419,7 @@ def test_the_command_serves_says_when_ready_and_ends_on_sigterm(free_ports, tmp_
         with urllib.request.urlopen(request, timeout=5) as response:
             assert response.status == 201
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=30)
         assert process.returncode == 0, output
         assert "times are not as measured" in output
         assert not ready.exists()
@@ -427,6 +437,6 @@ def test_a_busy_port_is_one_clear_line_and_exit_1(free_port: int) -> None:
         taken.bind(("127.0.0.1", free_port))
         taken.listen()
         process = fleet_process("--port", str(free_port))
-        output, _ = process.communicate(timeout=15)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert output == (f"fleet: cannot listen on 127.0.0.1:{free_port}: Address already in use; choose another --port\n")
