@@ -283,8 +283,10 @@ async def test_a_target_that_leaves_takes_its_sample_with_it_whoever_scrapes_it(
 
 
 async def test_a_store_that_was_away_moves_no_target_and_loses_no_count(
-    start_collector, servers, ledger, tmp_path, eventually, own_store: EmbeddedStore
+    start_collector, servers, ledger, tmp_path, eventually, own_store: EmbeddedStore, monkeypatch
 ) -> None:
+    # Shorter than the outage, and longer than this machine stands still.
+    monkeypatch.setattr("metrics_collector.core.sharing.MIN_LEASE_S", 2.0)
     await servers.start(12)
     path = servers.listing(tmp_path / "t.json")
     for number in range(2):
