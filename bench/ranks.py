@@ -237,11 +237,11 @@ def _print_table(report: Mapping[str, object]) -> None:
         healthy = ", ".join(f"{share:.2f}" for share in found["share_healthy"].values())
         print(f"design {design}: windows {', '.join(map(str, found['windows'].values()))}, in health {healthy}\n")
         for measure in ("spearman", "kendall"):
-            _print_ranks(measure, found[measure], (*MODELS, "all"))
-        _print_ranks("spearman in health", found["spearman_healthy"], MODELS)
-        _print_ranks("Z by trace", found["z_by_trace"], MODELS)
-        _print_ranks("Z by seed", found["z_by_seed"], MODELS)
-        _print_ranks("by the share within the SLO", found["told_apart"], ("healthy", "lost"))
+            print_ranks(measure, found[measure], (*MODELS, "all"))
+        print_ranks("spearman in health", found["spearman_healthy"], MODELS)
+        print_ranks("Z by trace", found["z_by_trace"], MODELS)
+        print_ranks("Z by seed", found["z_by_seed"], MODELS)
+        print_ranks("by the share within the SLO", found["told_apart"], ("healthy", "lost"))
         for form, models in found["separation"].items():
             for model, own in models.items():
                 print(
@@ -252,7 +252,8 @@ def _print_table(report: Mapping[str, object]) -> None:
     print_bars(report)
 
 
-def _print_ranks(title: str, rows: Mapping[str, Mapping[str, float | None]], columns: Sequence[str]) -> None:
+def print_ranks(title: str, rows: Mapping[str, Mapping[str, float | None]], columns: Sequence[str]) -> None:
+    """A table of correlations, a row a signal."""
     print(f"{title:28}" + "".join(f"{name:>12}" for name in columns))
     for name, found in rows.items():
         cells = (found[key] for key in columns)

@@ -2,34 +2,41 @@
 
 `python -m bench.stage_ranks` fits a profile to prefill and to decode of each of TRE's three models, each stage by
 made-up loads on its own. Then services of both roles serve traces of TRE's evaluation that no fit saw, on a number of
-replicas that stays: as many as the trace's mean work needs at two levels of use. Prefill's health is by the time to
-its token, decode's by the time per token and the wait for the first (`simulator.calibration.watching`). Prints rank
-correlations of each stage's Z, in both forms, and of raw signals. Where Z does not lead, the last lines say so.
+replicas that stays. Prefill's health is by the time to its token, decode's by the time per token and the wait for the
+first (`simulator.calibration.watching`). Prints rank correlations of each stage's Z, in both forms, and of raw signals.
+
+Two designs, as in `bench.ranks`. `own`, which the bars are of: the stage has one replica, the other one enough, and
+each trace two loads, at which the stage keeps its part of the SLO for so many requests, found on a training seed.
+`uses`: as many replicas of both stages as the trace's mean work needs at two levels of use, where a stage may be in
+health throughout. Where Z does not lead, the last lines say so.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from bench._report import machine, print_bars, put_out
-from bench.ranks import Ranks, ranked
+from bench.ranks import Ranks, print_ranks, ranked
 from simulator.calibration.calibrating import Form, form_words
 from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
 from simulator.calibration.fixed import run_staged
+from simulator.calibration.ranges import TARGETS, requests_of
 from simulator.calibration.shares import order_of
 from simulator.calibration.signals import RAW
 from simulator.calibration.stagesweeps import STAGES, StageCapacity, stage_capacity, stage_fit_windows
 from simulator.calibration.sweeps import Sweep
 from simulator.calibration.windows import Floats, Windows, joined
-from simulator.evaluation.bars import at_least
-from simulator.suites.loads import packaged_loads
-from simulator.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, profiles
+from simulator.evaluation.bars import Bar, at_least
+from simulator.suites.loads import packaged_loads, scale_for
+from simulator.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, TRAINING_SEEDS, profiles
 from simulator.traces.model import TraceRequest
 from simulator.traces.probes import MODELS, PROBES, probe
 from trimtab.config.specs import TokenServiceShare
@@ -40,17 +47,76 @@ USES = (0.55, 0.85)
 RATE_SCALE = 1.5
 """Beside the suite's heavy load: a stage is a part of the work, and one replica of it would often do."""
 WITHIN, ACROSS = 0.9, 0.85
+AMPLE_USE = 0.35
+"""Of the stage that is not judged, where each is judged over a range of its own."""
+JUDGED = "own"
+_TOLERANCE = 0.03
 QUICK = Sweep(replicas=(1,), repeats=1, duration_s=270.0, search_s=30.0)
 _FITS = {Form.ANSWERS: fit_by_answers, Form.FIXED: fit_fixed}
 _DOWN = -1.0
 
 Stages = dict[Role, dict[str, Windows]]
+Capacities = Mapping[str, Mapping[Role, StageCapacity]]
 
 
-def unseen(
-    capacities: Mapping[str, Mapping[Role, StageCapacity]], traces: Sequence[str], seeds: int, uses: Sequence[float]
-) -> Stages:
-    """The windows of every trace, by stage and model."""
+def over_own_ranges(capacities: Capacities, traces: Sequence[str], seeds: int) -> tuple[Stages, list[str]]:
+    """The windows of every trace by stage and model, each stage at loads that take it from health to trouble.
+
+    And what is left out, with the reason: traces that no load has a stage serve as it should.
+    """
+    found: Stages = {role: {} for role in STAGES}
+    left_out: list[str] = []
+    for role in STAGES:
+        for model in MODELS:
+            several: list[Windows] = []
+            for trace in traces:
+                try:
+                    scales = own_scales(functools.partial(attained, role, model, trace, capacities))
+                except ValueError as error:
+                    left_out.append(f"{role} of {model} on {trace}: {error}")
+                    continue
+                for scale in scales:
+                    for seed in HELD_OUT_SEEDS[:seeds]:
+                        windows = alone(role, model, trace, seed, scale, capacities)
+                        several.append(windows.where(windows.judged))
+            found[role][model] = joined(several)
+    return found, left_out
+
+
+def own_scales(attainment: Callable[[float], float]) -> list[float]:
+    """The factors on a trace's rates at which the stage keeps its part of the SLO for the `TARGETS`, lightest first."""
+    found: list[float] = []
+    for target in TARGETS.values():
+        scale, _ = scale_for(attainment, target, start=found[-1] if found else 1.0, tolerance=_TOLERANCE)
+        found.append(scale)
+    return found
+
+
+def alone(role: Role, model: str, trace: str, seed: int, scale: float, capacities: Capacities) -> Windows:
+    """The windows of a stage of one replica, with enough of the other stage."""
+    requests = list(requests_of(model, trace, seed=seed, rate_scale=scale))
+    counts = replicas(requests, capacities[model], AMPLE_USE) | {role: 1}
+    profile = profiles()[model]
+    return run_staged(
+        requests,
+        prefill=profile,
+        decode=profile,
+        slo=SLOS[model],
+        prefill_replicas=counts[Role.PREFILL],
+        decode_replicas=counts[Role.DECODE],
+        duration_s=DURATION_S,
+    )[role]
+
+
+def attained(role: Role, model: str, trace: str, capacities: Capacities, scale: float) -> float:
+    """The share of the requests of a training seed that a stage of one replica serves within its part of the SLO."""
+    windows = alone(role, model, trace, TRAINING_SEEDS[0], scale, capacities)
+    judged = windows.where(windows.judged)
+    return float(np.average(judged.attained, weights=judged.requests))
+
+
+def at_uses(capacities: Capacities, traces: Sequence[str], seeds: int, uses: Sequence[float]) -> Stages:
+    """The windows of every trace by stage and model, on replicas by the trace's mean work."""
     known = profiles()
     found: dict[Role, dict[str, list[Windows]]] = {role: {model: [] for model in MODELS} for role in STAGES}
     for seed in HELD_OUT_SEEDS[:seeds]:
@@ -106,67 +172,109 @@ def run(traces: Sequence[str], seeds: int, *, quick: bool) -> dict[str, object]:
         model: {role: stage_capacity(known[model], SLOS[model], role, sweep.search_s) for role in STAGES}
         for model in MODELS
     }
-    windows = unseen(capacities, traces, seeds, uses)
-    stages: dict[str, object] = {}
-    bars = []
-    for role in STAGES:
-        fits = {model: stage_fit_windows(known[model], SLOS[model], capacities[model][role], sweep) for model in MODELS}
-        shares = {form: {model: fit(fits[model], SLOS[model], role) for model in MODELS} for form, fit in _FITS.items()}
-        found = rows(role, windows[role], shares)
-        shipped = found[form_words(Form.ANSWERS, role)][0]
-        lead = {
-            name: (_DOWN if rank is None else rank) - max(abs(found[raw][0][name] or 0.0) for raw in RAW)
-            for name, rank in shipped.items()
-        }
-        bars += [
-            at_least(f"{role}_rank_within", {model: shipped[model] for model in MODELS}, WITHIN),
-            at_least(f"{role}_rank_across", shipped["all"], ACROSS),
-            at_least(f"{role}_rank_within_above_raw", {model: lead[model] for model in MODELS}, 0.001),
-            at_least(f"{role}_rank_across_above_raw", lead["all"], 0.001),
-        ]
-        stages[role.value] = {
-            "windows": {model: len(windows[role][model]) for model in MODELS},
-            "share_healthy": {model: float(np.mean(windows[role][model].pressure <= 1.0)) for model in MODELS},
-            "profiles": {
-                form.value: {model: share.model_dump(by_alias=True, exclude_none=True) for model, share in own.items()}
-                for form, own in shares.items()
-            },
-            "separation": {
-                form.value: {
-                    model: dataclasses.asdict(quality(windows[role][model], share, SLOS[model], role))
-                    for model, share in own.items()
-                }
-                for form, own in shares.items()
-            },
-            "spearman": {name: both[0] for name, both in found.items()},
-            "kendall": {name: both[1] for name, both in found.items()},
-        }
+    shares = {
+        role: fitted(
+            {model: stage_fit_windows(known[model], SLOS[model], capacities[model][role], sweep) for model in MODELS},
+            role,
+        )
+        for role in STAGES
+    }
+    own, left_out = over_own_ranges(capacities, traces, seeds)
+    designs = {JUDGED: own, "uses": at_uses(capacities, traces, seeds, uses)}
+    ranks = {
+        design: {role: rows(role, windows[role], shares[role]) for role in STAGES}
+        for design, windows in designs.items()
+    }
     return {
         "bench": "stage_ranks",
         "machine": machine(),
-        "inputs": {"seeds": list(HELD_OUT_SEEDS[:seeds]), "traces": list(traces), "uses": list(uses), "quick": quick},
-        "stages": stages,
-        "bars": [bar.document() for bar in bars],
+        "inputs": {
+            "seeds": list(HELD_OUT_SEEDS[:seeds]),
+            "traces": list(traces),
+            "loads": dict(TARGETS),
+            "uses": list(uses),
+            "quick": quick,
+            "judged_by": JUDGED,
+            "left_out": left_out,
+        },
+        "profiles": {
+            role.value: {
+                form.value: {model: share.model_dump(by_alias=True, exclude_none=True) for model, share in own.items()}
+                for form, own in shares[role].items()
+            }
+            for role in STAGES
+        },
+        "designs": {
+            design: {role.value: document(role, windows[role], shares[role], ranks[design][role]) for role in STAGES}
+            for design, windows in designs.items()
+        },
+        "bars": [bar.document() for role in STAGES for bar in bars(role, ranks[JUDGED][role])],
+    }
+
+
+def fitted(fits: Mapping[str, Windows], role: Role) -> dict[Form, dict[str, TokenServiceShare]]:
+    """Both forms of a stage's profile, by model."""
+    return {form: {model: fit(fits[model], SLOS[model], role) for model in MODELS} for form, fit in _FITS.items()}
+
+
+def bars(role: Role, found: Mapping[str, tuple[Ranks, Ranks]]) -> list[Bar]:
+    """What is asked of a stage's shipped form."""
+    shipped = found[form_words(Form.ANSWERS, role)][0]
+    lead = {
+        name: (_DOWN if rank is None else rank) - max(abs(found[raw][0][name] or 0.0) for raw in RAW)
+        for name, rank in shipped.items()
+    }
+    return [
+        at_least(f"{role}_rank_within", {model: shipped[model] for model in MODELS}, WITHIN),
+        at_least(f"{role}_rank_across", shipped["all"], ACROSS),
+        at_least(f"{role}_rank_within_above_raw", {model: lead[model] for model in MODELS}, 0.001),
+        at_least(f"{role}_rank_across_above_raw", lead["all"], 0.001),
+    ]
+
+
+def document(
+    role: Role,
+    windows: Mapping[str, Windows],
+    shares: Mapping[Form, Mapping[str, TokenServiceShare]],
+    found: Mapping[str, tuple[Ranks, Ranks]],
+) -> dict[str, object]:
+    """What comes out for one stage by one design."""
+    return {
+        "windows": {model: len(windows[model]) for model in MODELS},
+        "share_healthy": {model: float(np.mean(windows[model].pressure <= 1.0)) for model in MODELS},
+        "separation": {
+            form.value: {
+                model: dataclasses.asdict(quality(windows[model], share, SLOS[model], role))
+                for model, share in own.items()
+            }
+            for form, own in shares.items()
+        },
+        "spearman": {name: both[0] for name, both in found.items()},
+        "kendall": {name: both[1] for name, both in found.items()},
     }
 
 
 def _print_tables(report: Mapping[str, object]) -> None:
-    stages = report["stages"]
-    for role, stage in stages.items() if isinstance(stages, dict) else ():
-        said = ", ".join(f"{model} {count}" for model, count in stage["windows"].items())
-        healthy = ", ".join(f"{share:.2f}" for share in stage["share_healthy"].values())
-        print(f"{role}: windows {said}; share that keeps its SLO {healthy}")
-        for measure in ("spearman", "kendall"):
-            print(f"{measure:28}" + "".join(f"{name:>12}" for name in (*MODELS, "all")))
-            for name, found in stage[measure].items():
-                cells = (found[key] for key in (*MODELS, "all"))
-                print(f"{name:28}" + "".join(f"{'—' if cell is None else f'{cell:.3f}':>12}" for cell in cells))
-            print()
-        for form, models in stage["separation"].items():
-            for model, found in models.items():
-                print(f"{form_words(Form(form), Role(role))}, {model}: wrong side of Z = 1 {found['misjudged']:.3f}")
-        print()
+    designs = report["designs"]
+    for design, stages in designs.items() if isinstance(designs, dict) else ():
+        for role, stage in stages.items():
+            _print_stage(f"design {design}, {role}", Role(role), stage)
+    inputs = report["inputs"]
+    for line in inputs["left_out"] if isinstance(inputs, dict) else ():
+        print(f"left out: {line}")
     print_bars(report)
+
+
+def _print_stage(title: str, role: Role, stage: Mapping[str, dict[str, dict[str, Any]]]) -> None:
+    said = ", ".join(f"{model} {count}" for model, count in stage["windows"].items())
+    healthy = ", ".join(f"{share:.2f}" for share in stage["share_healthy"].values())
+    print(f"{title}: windows {said}; share that keeps its SLO {healthy}")
+    for measure in ("spearman", "kendall"):
+        print_ranks(measure, stage[measure], (*MODELS, "all"))
+    for form, models in stage["separation"].items():
+        for model, found in models.items():
+            print(f"{form_words(Form(form), role)}, {model}: wrong side of Z = 1 {found['misjudged']:.3f}")
+    print()
 
 
 def main() -> int:

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bench import stage_ranks
 from bench.ranks import DESIGNS, JUDGED, SHIPPED, among, bars, ranked, signals, told_apart
-from bench.stage_ranks import replicas
+from bench.stage_ranks import own_scales, replicas
 from simulator.calibration.calibrating import Form
 from simulator.calibration.ranges import TARGETS, packaged_ranges
 from simulator.calibration.signals import RAW
@@ -136,3 +137,29 @@ def test_a_stage_has_the_replicas_that_its_mean_work_needs(use: float, expected:
     ]
     found = replicas(requests, capacities, use)
     assert (found[Role.PREFILL], found[Role.DECODE]) == expected
+
+
+def test_a_stage_is_judged_at_the_loads_that_take_it_from_health_to_trouble() -> None:
+    def falling(scale: float) -> float:
+        return 1.0 / (1.0 + (scale / 4.0) ** 2)
+
+    light, heavy = own_scales(falling)
+    assert falling(light) == pytest.approx(TARGETS["light"], abs=0.03)
+    assert falling(heavy) == pytest.approx(TARGETS["heavy"], abs=0.03)
+    assert light < heavy
+
+
+def test_a_trace_that_a_stage_cannot_serve_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any load half of `decode`'s requests are lost; the rest are kept as far as the load is low."""
+
+    def alone(role: Role, model: str, trace: str, seed: int, scale: float, capacities: object) -> Windows:
+        share = 0.5 if trace == "decode" else 1.0 / (1.0 + (scale / 4.0) ** 2)
+        return dataclasses.replace(windows([0.5, 2.0, np.nan]), attained=np.array([share, share, np.nan]))
+
+    monkeypatch.setattr(stage_ranks, "alone", alone)
+    found, left_out = stage_ranks.over_own_ranges({}, ["decode", "real-conv"], 2)
+    # Two loads and two seeds of the trace that remains, and the window without arrivals in none.
+    assert {len(one) for of_role in found.values() for one in of_role.values()} == {8}
+    assert [line.split(":")[0] for line in left_out] == [
+        f"{role} of {model} on decode" for role in ("prefill", "decode") for model in MODELS
+    ]
