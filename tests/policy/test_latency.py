@@ -39,12 +39,12 @@ def picture(*members, rules=None):
     return pool_of(members, TWO_AND_THREE, rules, gpus=5)
 
 
-def test_a_burden_is_the_rate_times_the_squared_latency():
+def test_a_burden_is_the_rate_times_the_cubed_latency():
     item = answers()
-    assert burden(item, 3) == pytest.approx(10.0 * 20.0**2)
+    assert burden(item, 3) == pytest.approx(10.0 * 20.0**3)
     c = item.lost_at_capacity
     slower = speed(0.55, c) / speed(1.65 / 4, c)
-    assert burden(item, 4) == pytest.approx(10.0 * (20.0 * slower) ** 2)
+    assert burden(item, 4) == pytest.approx(10.0 * (20.0 * slower) ** 3)
     assert burden(item, 4) < burden(item, 3) < burden(item, 2)
     assert burden(item, 0) == float("inf")
     assert burden(dataclasses.replace(item, weight=2.0), 3) == pytest.approx(2 * burden(item, 3))
@@ -56,7 +56,7 @@ def test_long_requests_get_what_short_ones_hardly_miss():
     verdict = slow(picture(questions(), answers()))
     assert verdict.rule == Rule.LEVEL_LATENCY
     assert moves(verdict) == (["chat-0"], ["code-0"])
-    assert "squared latencies falls by" in verdict.reason
+    assert "cubed latencies falls by" in verdict.reason
 
 
 @pytest.mark.parametrize(

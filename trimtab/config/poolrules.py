@@ -32,7 +32,7 @@ class LoadRule(Spec):
     `memory_s`. A member whose needs were brief of late is rescued once one has lasted for up to `patience_s`; 0 for at
     once. One with settled arrivals whose Z is in surplus is rescued only above `surplus_rescue_above`. Where loads are
     level and settled, `allocation: level` also moves what makes requests quicker by at least `latency_gain`, a share of
-    the sum of their squared latencies; 0 for never.
+    the sum of their cubed latencies; 0 for never.
     """
 
     enabled: bool = True

@@ -266,7 +266,7 @@ def _quicken(arena: Arena, log: Log) -> Verdict | None:
     found = quicker(arena, log)
     if found is None:
         return None
-    why = f"with a replica more the sum of squared latencies falls by {found.gain:.0%}"
+    why = f"with a replica more the sum of cubed latencies falls by {found.gain:.0%}"
     return _verdict(arena, found.plan, Rule.LEVEL_LATENCY, why, found.member, log)
 
 

@@ -2,7 +2,7 @@
 
 By Little's law a member's requests in service, divided by how many arrive, are how long one takes. With other replicas
 they take as much longer as each is served slower (`predict.speed`). A move is judged by the sum over all members of
-`requests per second · latency²`: squared, for it is the long requests that clients wait for. Those of 600 tokens gain
+`requests per second · latency³`: cubed, for it is the long requests that clients wait for. Those of 600 tokens gain
 more by a replica than those of 100 tokens lose.
 
 Levelling by load leaves such moves out: a member with short requests may well be more loaded than another.
@@ -18,14 +18,14 @@ from policy_engine.core.predict import speed
 from policy_engine.core.sources import Log, source
 
 # Who moved a moment ago is still seen as it was before.
-SETTLED_AFTER_S = 10.0
+SETTLED_AFTER_S = 6.0
 # Arrivals that differ by more from the usual ones are on their way elsewhere.
 STEADY_RATIO = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Quicker:
-    """A move, and the share by which it lowers the sum of squared latencies."""
+    """A move, and the share by which it lowers the sum of cubed latencies."""
 
     member: MemberState
     plan: Plan
@@ -33,7 +33,7 @@ class Quicker:
 
 
 def burden(member: MemberState, replicas: int) -> float:
-    """The member's requests per second times its squared latency in s², as predicted; 0 where little is known of it."""
+    """The member's requests per second times its cubed latency in s³, as predicted; 0 where little is known of it."""
     load = member.load
     latency_s = None if load is None else load.latency_s
     if load is None or not latency_s or load.routable <= 0:
@@ -42,7 +42,7 @@ def burden(member: MemberState, replicas: int) -> float:
     if now is None or then is None:
         return float("inf")
     slower = speed(now, member.lost_at_capacity) / speed(then, member.lost_at_capacity)
-    return member.weight * load.request_rps * (latency_s * slower) ** 2
+    return member.weight * load.request_rps * (latency_s * slower) ** 3
 
 
 def quicker(arena: Arena, log: Log) -> Quicker | None:
