@@ -47,7 +47,7 @@ ONE_EACH = dict.fromkeys(MODELS, 1)
 
 TRAINING_SEEDS = (101, 102, 103)
 """For whatever is fitted or tuned: loads, thresholds, rules."""
-HELD_OUT_SEEDS = (1, 2, 3, 4, 5)
+HELD_OUT_SEEDS = tuple(range(1, 11))
 """For what is reported."""
 
 
