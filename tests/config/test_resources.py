@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.fields import Spec
+from trimtab.config.poolrules import LoadRule
 from trimtab.config.resources import (
     Pool,
     ResourceError,
@@ -298,7 +299,7 @@ def test_a_required_field_in_python_s_spelling_is_named_too() -> None:
 
 
 @pytest.mark.parametrize("rules", [{"allocation": "share"}, {"allocation": "load"}, {"load": {"enabled": False}}])
-@pytest.mark.parametrize("gain", [{}, {"latencyGain": 0.1}, {"latencyGain": 0}])
+@pytest.mark.parametrize("gain", [{}, {"latencyGain": LoadRule().latency_gain}, {"latencyGain": 0}])
 def test_rules_that_go_without_the_latency_are_kept_with_its_default_spelt_out(
     rules: dict[str, Any], gain: dict[str, Any]
 ) -> None:

@@ -120,18 +120,18 @@ def test_outputs_are_what_requests_took_of_late_where_they_may_ask_for_more():
     assert load(view(), unknown, memory=known).arriving == pytest.approx(0.5 + 4 * 100 / 2000)
 
 
-def test_the_memory_of_outputs_moves_once_a_window_and_forgets_in_20_s():
+def test_the_memory_of_outputs_moves_once_a_window_and_forgets_in_4_s():
     first = remember_output(NEW, view(decode_tps=400.0, request_rps=4.0))
     assert first.tokens == pytest.approx(100)
     assert remember_output(first, view(decode_tps=9000.0, request_rps=3.0)) == first, "the same window"
-    later = RoleSignals(role=Role.COLOCATED, window_end_s=120.0, decode_tps=ok(1000.0), request_rps=ok(2.0))
+    later = RoleSignals(role=Role.COLOCATED, window_end_s=104.0, decode_tps=ok(1000.0), request_rps=ok(8.0))
     kept = math.exp(-1)
     second = remember_output(first, later)
-    assert second.tokens == pytest.approx((400 * kept + 1000 * (1 - kept)) / (4 * kept + 2 * (1 - kept)))
-    few = RoleSignals(role=Role.COLOCATED, window_end_s=120.0, decode_tps=ok(50.0), request_rps=ok(0.3))
-    kept = math.exp(-20 * 0.3 / 30)
+    assert second.tokens == pytest.approx((400 * kept + 1000 * (1 - kept)) / (4 * kept + 8 * (1 - kept)))
+    few = RoleSignals(role=Role.COLOCATED, window_end_s=104.0, decode_tps=ok(50.0), request_rps=ok(1.0))
+    kept = math.exp(-4 * 1.0 / 20)
     third = remember_output(first, few)
-    assert third.decode_tps == pytest.approx(400 * kept + 50 * (1 - kept)), "six requests move it by a fifth"
+    assert third.decode_tps == pytest.approx(400 * kept + 50 * (1 - kept)), "four requests move it by a fifth"
     assert remember_output(second, view(decode_tps=missing(), request_rps=ok(1.0))) == second
     assert NEW.tokens is None
 
@@ -156,7 +156,7 @@ def test_a_load_is_divided_by_the_replicas_alone():
     assert Load(0.0, 0.0, 0).with_replicas(1) == 0.0
 
 
-NO_TREND = LoadRule(trend_s=0)
+NO_TREND = LoadRule(trend_s=0, memory_s=15, rise_above=0.25)
 
 
 def recalled(arrivals, rule=NO_TREND):
@@ -182,7 +182,7 @@ def test_a_rise_is_carried_on(arrivals, rise):
     found = recalled(arrivals)
     assert found.rise == pytest.approx(rise)
     assert found.rho == pytest.approx((arrivals[-1] + rise + 0.5) / 2)
-    assert recalled(arrivals, LoadRule(lead_s=0, trend_s=0)).rise == 0.0
+    assert recalled(arrivals, NO_TREND.model_copy(update={"lead_s": 0})).rise == 0.0
 
 
 def test_a_rise_is_no_part_of_the_steady_load():

@@ -8,10 +8,10 @@ from policy_engine.core.guards import GuardState
 from policy_engine.core.load import Load
 from policy_engine.core.spells import SpellMemory, remember_spell
 from policy_engine.core.vocabulary import Rule
-from trimtab.config.poolrules import LoadRule
+from trimtab.config.poolrules import LoadRule, PoolRules
 
 from .test_arbiter import moves
-from .test_load_rules import FOUR, fast, loaded, pool_of
+from .test_load_rules import FOUR, fast, loaded, pool_of, slow, usually
 
 RULE = LoadRule(patience_s=10)
 
@@ -84,6 +84,17 @@ def test_who_waits_is_not_rescued_and_the_record_says_why():
     assert "its needs are brief: this one has to last 4 s more" in {item.reason for item in verdict.candidates}
     critical = [waiting(loaded("chat", 0.2, 1.4, 1)), loaded("code", 3.0, 0.3, 3)]
     assert moves(fast(pool_of(critical, FOUR))) is None
+
+
+@pytest.mark.parametrize(("brief", "patience_s", "levelled"), [(0.4, 10, True), (0.6, 10, False), (0.6, 0, True)])
+def test_what_mostly_brief_needs_add_up_to_is_not_levelled(brief, patience_s, levelled):
+    """A member whose needs were brief now and then still gets what it usually has to do."""
+    chat = dataclasses.replace(usually(loaded("chat", 2.0, 0.6, 1), 1.8), brief=brief)
+    rules = PoolRules(load=LoadRule(patience_s=patience_s))
+    verdict = slow(pool_of([chat, usually(loaded("code", 2.0, 0.6, 3), 0.6)], FOUR, rules))
+    assert (verdict.rule == Rule.LEVEL_LOAD) is levelled
+    said = {item.reason for item in verdict.candidates}
+    assert ("most of its needs are brief: what it usually has is no sign" in said) is not levelled
 
 
 def test_hard_guards_do_not_wait():

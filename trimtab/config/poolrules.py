@@ -42,14 +42,14 @@ class LoadRule(Spec):
     backlog_horizon_s: Seconds = 5.0
     level_above: float = Field(0.5, ge=0, le=MAX_RATIO)
     level_margin: float = Field(0.3, ge=0, le=MAX_RATIO)
-    memory_s: float = Field(15.0, ge=0, le=86_400)
+    memory_s: float = Field(12.0, ge=0, le=86_400)
     max_wakes: int = Field(2, ge=1, le=64)
     lead_s: float = Field(3.0, ge=0, le=60)
-    rise_above: float = Field(0.25, ge=0, le=MAX_RATIO)
+    rise_above: float = Field(0.15, ge=0, le=MAX_RATIO)
     trend_s: float = Field(8.0, ge=0, le=600)
     patience_s: float = Field(10.0, ge=0, le=3600)
     surplus_rescue_above: float = Field(1.2, ge=0, le=MAX_RATIO)
-    latency_gain: float = Field(0.1, ge=0, le=1)
+    latency_gain: float = Field(0.05, ge=0, le=1)
 
     @model_validator(mode="after")
     def _thresholds_are_in_order(self) -> Self:

@@ -28,6 +28,9 @@ from policy_engine.core.resolve import below_target, more_below_target
 from policy_engine.core.sources import Log, order, source
 from policy_engine.core.vocabulary import Candidate, Clamp, MemberKey, Region, Rule
 
+# Whose needs are brief more often than this is not levelled by what they add up to.
+MOSTLY = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -255,6 +258,15 @@ def _level(arena: Arena, log: Log) -> Verdict | None:
     """Replicas for the member that is furthest below what the steady load gives it, if any can come."""
     more = functools.partial(more_below_target, steady=True)
     for member, why, terms in below_target(arena, steady=True):
+        if member.brief > MOSTLY and arena.rules.load.patience_s > 0:
+            log.left(
+                member,
+                "",
+                "most of its needs are brief: what it usually has is no sign",
+                None,
+                arena.awake_count(member.key),
+            )
+            continue
         plan = source(arena, member, log, terms)
         if plan is not None:
             return _verdict(arena, bundled(arena, member, plan, more), Rule.LEVEL_LOAD, why, member, log)

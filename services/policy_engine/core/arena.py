@@ -46,10 +46,10 @@ class MemberState:
     """One member at this tick. `received_ago_s` is None when it never received capacity.
 
     `load` is None where it cannot be told. `moved_ago_s`: since the end of its last gain or release. `began_ago_s`:
-    from the first window with demand to the newest; None where it was not seen to begin. `waits_s`: how much longer a
-    need has to last before it is served, as the member's needs are brief. `weight` is its priority's: above 1 it looks
-    worse served than it is. `exponent` and `lost_at_capacity` are for predictions. `shut` says why it may neither gain
-    nor give now; empty when it may.
+    from the first window with demand to the newest; None where it was not seen to begin. `brief`: the share of its
+    needs that were brief of late; `waits_s`: how much longer one has to last, therefore, before it is served. `weight`
+    is its priority's: above 1 it looks worse served than it is. `exponent` and `lost_at_capacity` are for predictions.
+    `shut` says why it may neither gain nor give now; empty when it may.
     """
 
     key: MemberKey
@@ -63,6 +63,7 @@ class MemberState:
     moved_ago_s: float | None = None
     began_ago_s: float | None = None
     waits_s: float = 0.0
+    brief: float = 0.0
     weight: float = 1.0
     exponent: float = POWER
     lost_at_capacity: float = 1.0 - 1.0 / USUAL_SPARE

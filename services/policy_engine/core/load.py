@@ -25,10 +25,10 @@ from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
 from trimtab.words import Role
 
-# The memory of tokens per finished request: long against a window, short against a change of what is asked. Where few
-# finish in that time, so many requests are remembered.
-OUTPUT_MEMORY_S = 20.0
-OUTPUT_MEMORY_REQUESTS = 30.0
+# The memory of tokens per finished request: as short as a change of what is asked wants it. Where few finish in that
+# time, so many requests are remembered.
+OUTPUT_MEMORY_S = 4.0
+OUTPUT_MEMORY_REQUESTS = 20.0
 FEW_REQUESTS_RPS = 1e-3
 # Of fewer requests per second a mean of seconds says nothing of their latency.
 LATENCY_FROM_RPS = 0.01

@@ -156,6 +156,7 @@ def _one(
         load=load,
         moved_ago_s=_ago(moved_at_s, now_s),
         waits_s=spells.waits_s(rules.load) if load is not None else 0.0,
+        brief=spells.brief if load is not None else 0.0,
         began_ago_s=None if view.window_end_s is None else _ago(began_at_s, view.window_end_s),
         weight=float(rules.priority_base**steps),
         exponent=elasticity.exponent,
