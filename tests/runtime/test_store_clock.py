@@ -130,3 +130,5 @@ async def test_run_refreshes_until_the_stop(store: Store, eventually: Callable[.
     await eventually(lambda: clock.synchronised)
     stopping.set()
     await asyncio.wait_for(running, 5)
+    assert running.done()
+    assert clock.synchronised
