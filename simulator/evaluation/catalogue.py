@@ -24,7 +24,7 @@ SUITES: Mapping[str, Entry] = {
     "tre": Entry("simulator.suites.tre", "three models on eight GPUs, seven traces, twelve contenders; half an hour"),
     "tre-loads": Entry("simulator.suites.tre_other_loads", "the same traces at a lighter and a heavier load; an hour"),
     "diurnal": Entry(
-        "simulator.suites.diurnal", "a prefill and decode service over a day, eleven scalers; a quarter of an hour of CPU"
+        "simulator.suites.diurnal", "a prefill and decode service over a day, 11 scalers; a quarter of an hour of CPU"
     ),
 }
 """A suite's module has a function `suite(options: Options) -> Suite`."""
