@@ -13,7 +13,7 @@ from typing import Protocol
 from actuator.core.fencing import Refused
 from actuator.core.model import Floor, Operation, OperationState, Spec, StepKind
 from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.draft import ReplicaChange, Transition
+from policy_engine.core.draft import Draft, ReplicaChange, Transition
 from policy_engine.core.overlay import OverlayReplica, make_overlay, member_key
 from policy_engine.core.pool import PoolInput, PoolState, UnderWay, bar, decide_pool, settle
 from policy_engine.core.signals import FrontDoor, RoleSignals
@@ -189,6 +189,8 @@ class ShareController:
         self._scores: dict[MemberKey, MemberScore] = {}
         self.rules: dict[str, int] = {}
         """How often each rule moved capacity."""
+        self.decisions: list[tuple[float, Draft]] = []
+        """Every decision worth a record, with its time."""
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
         """One turn of the engine."""
@@ -209,6 +211,8 @@ class ShareController:
         result = decide_pool(given)
         self._state = result.state
         self._scores = {report.key: MemberScore(report.share.z) for report in result.reports}
+        if result.draft is not None:
+            self.decisions.append((look.now_s, result.draft))
         giving_way = self._pending.get(result.preempt_operation) if result.preempt else None
         if giving_way is not None and not giving_way.preempted:
             giving_way.preempted = True
