@@ -29,8 +29,8 @@ from actuator.core.model import (
 )
 from actuator.core.tick import due_s, tick
 from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
+from gateway.core.routing import Endpoint, EndpointState, Role
 from simulator.core.memory import GpuId
-from simulator.gateway.core import Endpoint, EndpointState, Role
 from simulator.virtual.gateway import CLUSTER, VirtualGateway
 from simulator.virtual.servers import ServerState, VirtualServers
 from trimtab import words

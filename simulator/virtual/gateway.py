@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gateway.core.routing import Endpoint, InFlight, Router, RoutingLimits, Stage, Ticket, TicketState
 from simulator.core.requests import EngineRequest, FinishedRequest
-from simulator.gateway.core import Endpoint, InFlight, Router, RoutingLimits, Stage, Ticket, TicketState
 from simulator.traces.model import TraceRequest
 from simulator.virtual.result import RequestColumns
 from simulator.virtual.servers import VirtualServer, VirtualServers

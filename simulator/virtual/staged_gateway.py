@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from gateway.core.routing import Role, Stage, Ticket, TicketState
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import KvLink
-from simulator.gateway.core import Role, Stage, Ticket, TicketState
 from simulator.offline.network import Place, link_between
 from simulator.virtual.gateway import CLUSTER, OpenRequest, VirtualGateway
 from simulator.virtual.servers import VirtualServer

@@ -198,9 +198,7 @@ def test_a_bad_trace_is_refused_with_its_line(inside: Inside, tmp_path: Path, na
     assert words in the_line(inside("demo", "--trace", str(path), "--state-dir", str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    "package", ["metrics_collector", "policy_engine", "prescheduler", "actuator", "simulator.gateway"]
-)
+@pytest.mark.parametrize("package", ["metrics_collector", "policy_engine", "prescheduler", "actuator", "gateway"])
 def test_a_service_refuses_an_unknown_setting_with_one_line(package: str, tmp_path: Path) -> None:
     config = tmp_path / "settings.yaml"
     config.write_text("colour: red\n")

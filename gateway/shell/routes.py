@@ -1,8 +1,8 @@
 """What is known of one cluster, by its actuator's stream, by the registry in the store, or both.
 
 Both carry the same sets under the same revisions. The registry is there when the actuator is not; the stream is there
-when the store is not, and then brings what the actuator gives back meanwhile. The newest set counts. What this gateway
-says goes both ways too, numbered, so that an actuator that hears both keeps the later word.
+when the store is not, and then brings what the actuator gives back meanwhile. The newest set counts. Acknowledgements
+go both ways too, numbered, so that an actuator that receives both keeps the later one.
 
 Two questions are kept apart. Is the set *stale*: does no living actuator stand behind it any more? It is routed by all
 the same, since an old set is better than none; but it is shown and said. May a gateway that stood still *trust* it
@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 import structlog
 
-from simulator.gateway.core import Endpoint, EndpointState, Role
-from simulator.gateway.dispatch import Dispatcher
-from simulator.gateway.metrics import GatewayMetrics
-from simulator.gateway.readiness import Standing
-from simulator.gateway.succession import Succession
+from gateway.core.readiness import Standing
+from gateway.core.revision_order import RevisionOrder
+from gateway.core.routing import Endpoint, EndpointState, Role
+from gateway.shell.dispatch import Dispatcher
+from gateway.shell.metrics import GatewayMetrics
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 
@@ -57,7 +57,7 @@ def endpoints_of(response: actuator_pb2.WatchEndpointsResponse) -> list[Endpoint
 
 
 class ClusterRoutes:
-    """One cluster's sets and this gateway's words about them. A *way* is the name of a link that joined."""
+    """One cluster's sets and this gateway's acknowledgements of them. A *way* is the name of a link that joined."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ClusterRoutes:
         self._on_first_set = on_first_set
         self._clock = clock
         self._wall = wall
-        self._succession = Succession()
+        self._revision_order = RevisionOrder()
         self._listeners: dict[str, Callable[[], None]] = {}
         self._quiet: dict[str, str] = {}
         self._stale = False
@@ -106,15 +106,15 @@ class ClusterRoutes:
     @property
     def revision(self) -> int | None:
         """The revision that is routed by; None before the first."""
-        return self._succession.revision
+        return self._revision_order.revision
 
-    def offer(self, response: actuator_pb2.WatchEndpointsResponse, *, reigned: bool) -> None:
+    def offer(self, response: actuator_pb2.WatchEndpointsResponse, *, has_leader: bool) -> None:
         """A whole set has come: route by it, unless it is older than what is routed by, or makes no sense."""
         if response.cluster != self.cluster:
             self.warn("endpoint set refused: it is another cluster's", cluster=response.cluster, expected=self.cluster)
             return
         before = self.revision
-        if not self._succession.takes(response.revision, reigned=reigned, now_s=self._clock()):
+        if not self._revision_order.takes(response.revision, has_leader=has_leader, now_s=self._clock()):
             self.warn("endpoint set refused: it is older", revision=str(response.revision), routing_by=str(before))
             return
         if response.lease_s > 0:
@@ -123,7 +123,7 @@ class ClusterRoutes:
             services = [service.service for service in response.services]
             self._dispatcher.apply(self.cluster, response.revision, services, endpoints_of(response))
         except ValueError as error:
-            self._succession.revision = before
+            self._revision_order.revision = before
             self.warn("endpoint set refused", error=str(error))
             return
         self._metrics.revision.labels(self.cluster).set(response.revision)
@@ -136,7 +136,7 @@ class ClusterRoutes:
 
     def heard(self, way: str) -> None:
         """An actuator that speaks for the cluster stands behind the set, as this way says."""
-        self._succession.confirmed()
+        self._revision_order.confirmed()
         self._quiet.pop(way, None)
         self._show_staleness()
 
@@ -175,7 +175,7 @@ class ClusterRoutes:
         """See `Dispatcher.stalls`; to be read before a question is asked, and given back with its answer."""
         return self._dispatcher.stalls
 
-    def word(self) -> actuator_pb2.AcknowledgeEndpointsRequest:
+    def ack(self) -> actuator_pb2.AcknowledgeEndpointsRequest:
         """By which revision this gateway routes right now, and what it still has on hidden replicas."""
         self._sequence = max(self._sequence + 1, round(self._wall() * 1000))
         return actuator_pb2.AcknowledgeEndpointsRequest(

@@ -13,16 +13,16 @@ import grpc
 import structlog
 from aiohttp import web
 
-from simulator.gateway.actuators import ActuatorLink
-from simulator.gateway.core import Router, RoutingLimits
-from simulator.gateway.demand import DemandTally, until_report_s
-from simulator.gateway.dispatch import Dispatcher
-from simulator.gateway.metrics import GatewayMetrics
-from simulator.gateway.proxy import Catalogue, Proxy
-from simulator.gateway.registry import RegistryLink
-from simulator.gateway.routes import ClusterRoutes
-from simulator.gateway.settings import GatewaySettings
-from simulator.gateway.upstream import Upstream
+from gateway.core.demand import DemandTally, until_report_s
+from gateway.core.routing import Router, RoutingLimits
+from gateway.shell.actuators import ActuatorLink
+from gateway.shell.dispatch import Dispatcher
+from gateway.shell.metrics import GatewayMetrics
+from gateway.shell.proxy import Catalogue, Proxy
+from gateway.shell.registry import RegistryLink
+from gateway.shell.routes import ClusterRoutes
+from gateway.shell.settings import GatewaySettings
+from gateway.shell.upstream import Upstream
 from trimtab.api.collector.v1 import collector_pb2, collector_pb2_grpc
 from trimtab.config.settings import split_address
 from trimtab.rpc.clients import ClientTls, channel

@@ -31,7 +31,7 @@ K = TypeVar("K", bound=Keyed)
 
 
 @dataclasses.dataclass(slots=True)
-class _Avoidance:
+class _Ejection:
     until_s: float
     failures: int
     unreachable: bool
@@ -39,22 +39,22 @@ class _Avoidance:
     """Of its newest failure, among all that were heard of."""
 
 
-class Avoided:
+class OutlierEjection:
     """The replicas that have failed, and not answered since."""
 
     def __init__(self, *, first_s: float, longest_s: float) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
-        self._avoided: dict[ReplicaKey, _Avoidance] = {}
+        self._ejected: dict[ReplicaKey, _Ejection] = {}
         self.failures = 0
         """How many failures were heard of in all."""
 
     def __bool__(self) -> bool:
-        return bool(self._avoided)
+        return bool(self._ejected)
 
     def keep(self, known: Container[ReplicaKey]) -> None:
         """Forget every replica that is not `known`."""
-        self._avoided = {key: value for key, value in self._avoided.items() if key in known}
+        self._ejected = {key: value for key, value in self._ejected.items() if key in known}
 
     def failed(self, key: ReplicaKey, failure: Failure, *, now_s: float) -> None:
         """Avoid a replica for a moment, longer each time it fails again before it has answered.
@@ -62,11 +62,11 @@ class Avoided:
         After an `ERROR` it is still taken when no other is there, but by no request that it has failed itself: that one
         waits. An `UNREACHABLE` one is not taken at all meanwhile.
         """
-        before = self._avoided.get(key)
+        before = self._ejected.get(key)
         failures = before.failures + 1 if before is not None else 1
         avoid_s = min(self._longest_s, self._first_s * 2.0 ** min(failures - 1, 16))
         self.failures += 1
-        self._avoided[key] = _Avoidance(now_s + avoid_s, failures, failure is Failure.UNREACHABLE, self.failures)
+        self._ejected[key] = _Ejection(now_s + avoid_s, failures, failure is Failure.UNREACHABLE, self.failures)
 
     def answered(self, key: ReplicaKey, *, failures_before: int) -> None:
         """A replica has answered a request that was sent when `failures_before` failures had been heard of.
@@ -74,18 +74,18 @@ class Avoided:
         An answer that has been under way for longer than the last failure proves nothing: a server that refuses all
         that is new may well go on with it.
         """
-        avoidance = self._avoided.get(key) if self._avoided else None
-        if avoidance is not None and avoidance.number <= failures_before:
-            del self._avoided[key]
+        ejection = self._ejected.get(key) if self._ejected else None
+        if ejection is not None and ejection.number <= failures_before:
+            del self._ejected[key]
 
     def without(self, candidates: Sequence[K], *, failed_it: frozenset[ReplicaKey], now_s: float) -> list[K]:
         """The candidates that a request may take; `failed_it` are those that have failed this very request."""
         good: list[K] = []
         erring: list[K] = []
         for candidate in candidates:
-            avoidance = self._avoided.get(candidate.key)
-            if avoidance is None or now_s >= avoidance.until_s:
+            ejection = self._ejected.get(candidate.key)
+            if ejection is None or now_s >= ejection.until_s:
                 good.append(candidate)
-            elif not avoidance.unreachable and candidate.key not in failed_it:
+            elif not ejection.unreachable and candidate.key not in failed_it:
                 erring.append(candidate)
         return good or erring

@@ -19,9 +19,7 @@ import aiohttp
 import structlog
 from aiohttp import web
 
-from simulator.gateway.core import ReplicaKey, Role, Stage, Ticket
-from simulator.gateway.dispatch import Dispatcher, NoReplica
-from simulator.gateway.openai import (
+from gateway.core.openai import (
     GenerationRequest,
     JsonObject,
     continuation_body,
@@ -31,7 +29,8 @@ from simulator.gateway.openai import (
     fresh_body,
     prefill_body,
 )
-from simulator.gateway.sse import (
+from gateway.core.routing import ReplicaKey, Role, Stage, Ticket
+from gateway.core.sse import (
     DONE,
     BrokenStream,
     Continuation,
@@ -43,7 +42,8 @@ from simulator.gateway.sse import (
     finish_reason_of,
     is_plain,
 )
-from simulator.gateway.upstream import TRANSPORT_ERRORS, Upstream, UpstreamFailure
+from gateway.shell.dispatch import Dispatcher, NoReplica
+from gateway.shell.upstream import TRANSPORT_ERRORS, Upstream, UpstreamFailure
 
 log = structlog.get_logger(__name__)
 

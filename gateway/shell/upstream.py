@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from simulator.gateway.core import Endpoint, Failure
-from simulator.gateway.openai import JsonObject, encode
+from gateway.core.openai import JsonObject, encode
+from gateway.core.routing import Endpoint, Failure
 
 _MAX_ERROR_CHARACTERS = 500
 _TOKENIZE_TIMEOUT_S = 2.0

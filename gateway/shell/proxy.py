@@ -10,14 +10,14 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from simulator.gateway.core import Router
-from simulator.gateway.demand import DemandTally
-from simulator.gateway.dispatch import Dispatcher, NoReplica
-from simulator.gateway.exchange import RETRY_AFTER_S, Exchange
-from simulator.gateway.metrics import GatewayMetrics
-from simulator.gateway.openai import BadRequest, JsonObject, Kind, encode, error_body, parse_request
-from simulator.gateway.readiness import Standing, readiness
-from simulator.gateway.upstream import Upstream
+from gateway.core.demand import DemandTally
+from gateway.core.openai import BadRequest, JsonObject, Kind, encode, error_body, parse_request
+from gateway.core.readiness import Standing, readiness
+from gateway.core.routing import Router
+from gateway.shell.dispatch import Dispatcher, NoReplica
+from gateway.shell.exchange import RETRY_AFTER_S, Exchange
+from gateway.shell.metrics import GatewayMetrics
+from gateway.shell.upstream import Upstream
 
 
 class Catalogue:

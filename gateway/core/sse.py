@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from simulator.gateway.openai import JsonObject, JsonValue, Kind, encode
+from gateway.core.openai import JsonObject, JsonValue, Kind, encode
 
 EVENT_END = b"\n\n"
 DONE = b"data: [DONE]\n\n"

@@ -17,7 +17,7 @@ import enum
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from simulator.gateway.avoidance import Avoided, Failure, ReplicaKey
+from gateway.core.outlier_ejection import Failure, OutlierEjection, ReplicaKey
 
 __all__ = [
     "Endpoint",
@@ -144,7 +144,7 @@ class Router:
         self._routable: dict[str, tuple[Endpoint, ...]] = {}
         self._tickets: dict[ReplicaKey, dict[Ticket, None]] = {}
         self._queues: dict[str, deque[Ticket]] = {}
-        self._avoided = Avoided(first_s=limits.avoid_s, longest_s=limits.max_avoid_s)
+        self._ejected = OutlierEjection(first_s=limits.avoid_s, longest_s=limits.max_avoid_s)
         self._answers: dict[ReplicaKey, int] = {}
         self._names: dict[str, str] = {}
         self._distrusted: set[str] = set()
@@ -194,7 +194,7 @@ class Router:
             endpoint.model: endpoint.service for endpoint in sorted(everything, key=_by_service, reverse=True)
         }
         self._names |= {service: service for service in services}
-        self._avoided.keep(self._endpoints.keys())
+        self._ejected.keep(self._endpoints.keys())
         self._answers = {key: value for key, value in self._answers.items() if key in self._endpoints}
 
     def revision(self, cluster: str) -> int:
@@ -268,14 +268,14 @@ class Router:
             ticket.state = TicketState.DONE
 
     def failed(self, key: ReplicaKey, failure: Failure, *, now_s: float) -> None:
-        """Avoid a replica for a moment, see `Avoided.failed`."""
-        self._avoided.failed(key, failure, now_s=now_s)
+        """Avoid a replica for a moment, see `OutlierEjection.failed`."""
+        self._ejected.failed(key, failure, now_s=now_s)
 
     def answered(self, ticket: Ticket) -> None:
         """A piece of an answer has come. When it was asked for after the replica's last failure, that is forgotten."""
         key = ticket.target.key
         self._answers[key] = self._answers.get(key, 0) + 1
-        self._avoided.answered(key, failures_before=ticket.failures_before)
+        self._ejected.answered(key, failures_before=ticket.failures_before)
 
     def dispatch(self, *, now_s: float) -> list[Ticket]:
         """Serve the hold queues after a change or a while: tickets that are now `ASSIGNED` or `EXPIRED`."""
@@ -307,7 +307,7 @@ class Router:
     def _assign(self, ticket: Ticket, endpoint: Endpoint) -> None:
         ticket.endpoint = endpoint
         ticket.state = TicketState.ASSIGNED
-        ticket.failures_before = self._avoided.failures
+        ticket.failures_before = self._ejected.failures
         self._tickets.setdefault(endpoint.key, {})[ticket] = None
 
     def _trusted(self, service: str) -> tuple[Endpoint, ...]:
@@ -324,8 +324,8 @@ class Router:
             rounds.insert(0, tuple(endpoint for endpoint in routable if endpoint.key not in ticket.failed))
         for endpoints in rounds:
             candidates = _fitting(ticket, endpoints)
-            if self._avoided:
-                candidates = self._avoided.without(candidates, failed_it=ticket.failed, now_s=now_s)
+            if self._ejected:
+                candidates = self._ejected.without(candidates, failed_it=ticket.failed, now_s=now_s)
             if candidates:
                 return min(candidates, key=self._load)
         return None

@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 
-from simulator.gateway.metrics import GatewayMetrics
-from simulator.gateway.routes import ClusterRoutes
+from gateway.shell.metrics import GatewayMetrics
+from gateway.shell.routes import ClusterRoutes
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.rpc.errors import describe
 from trimtab.rpc.watch import follow
@@ -62,7 +62,7 @@ class ActuatorLink:
 
     def _apply(self, response: actuator_pb2.WatchEndpointsResponse) -> None:
         self._metrics.actuator_up.labels(self._address).set(1)
-        self._routes.offer(response, reigned=True)
+        self._routes.offer(response, has_leader=True)
         if response.revision == self._routes.revision:
             self._routes.heard(self._way)
 
@@ -80,13 +80,13 @@ class ActuatorLink:
                 continue
 
     async def _acknowledge_once(self) -> None:
-        stalls, word = self._routes.stalls, self._routes.word()
+        stalls, ack = self._routes.stalls, self._routes.ack()
         try:
-            response = await self._stub.AcknowledgeEndpoints(word, timeout=_ACKNOWLEDGE_DEADLINE_S)
+            response = await self._stub.AcknowledgeEndpoints(ack, timeout=_ACKNOWLEDGE_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             self._metrics.acknowledge_failures.labels(self._address).inc()
             self._routes.warn("acknowledgement failed", actuator=self._address, error=describe(error))
             self._routes.unanswered(self._way, stalls=stalls)
         else:
-            if response.current_revision <= word.revision:
+            if response.current_revision <= ack.revision:
                 self._routes.current(stalls=stalls)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from simulator.gateway.core import Endpoint, Failure, ReplicaKey, Router, Stage, Ticket, TicketState
+from gateway.core.routing import Endpoint, Failure, ReplicaKey, Router, Stage, Ticket, TicketState
 
 log = structlog.get_logger(__name__)
 

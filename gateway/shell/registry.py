@@ -1,8 +1,8 @@
-"""Follows one cluster's endpoint registry in the store, and leaves this gateway's word there.
+"""Follows one cluster's endpoint registry in the store, and writes this gateway's acknowledgement (ack) there.
 
-One exchange does both: the word is written and the registry's head read in one transaction, at once when there is news
+One exchange does both: the ack is written and the registry's head read in one transaction, at once when there is news
 and otherwise at an interval, which is the lease's heartbeat and finds what news was lost. A set is read when the head
-is another one than before. Nothing is routed to before the first word stands in the store, so that an actuator that
+is another one than before. Nothing is routed to before the first ack stands in the store, so that an actuator that
 hides a replica later knows whom to wait for.
 
 A store that is away, or holds nothing, leaves the last set in force.
@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from simulator.gateway.metrics import GatewayMetrics
-from simulator.gateway.routes import ClusterRoutes
+from gateway.shell.metrics import GatewayMetrics
+from gateway.shell.routes import ClusterRoutes
 from trimtab.api.actuator.v1.registry_pb2 import RegistryHead
 from trimtab.errors import StartupError
 from trimtab.store import keys
@@ -80,9 +80,9 @@ class RegistryLink:
         if not self._schema_checked:
             await self._store.check_schema()
             self._schema_checked = True
-        word = self._routes.word()
-        told = word.revision, b"".join(item.SerializeToString(deterministic=True) for item in word.in_flight)
-        heard = await self._registry.speak(word, is_news=told != self._told)
+        ack = self._routes.ack()
+        told = ack.revision, b"".join(item.SerializeToString(deterministic=True) for item in ack.in_flight)
+        heard = await self._registry.speak(ack, is_news=told != self._told)
         self._told = told
         if heard.head is None:
             self._nobody("the store holds no set", stalls)
@@ -91,10 +91,10 @@ class RegistryLink:
         if heard.head != self._head or heard.head.revision < (self._routes.revision or 0):
             endpoint_set = await self._registry.read()
             if endpoint_set is not None:
-                self._routes.offer(endpoint_set, reigned=heard.reigned)
+                self._routes.offer(endpoint_set, has_leader=heard.has_leader)
             self._head = heard.head
         self._up.set(1)
-        if not heard.reigned:
+        if not heard.has_leader:
             self._routes.quiet(_WAY, "no actuator speaks for the cluster")
         elif heard.head.revision == self._routes.revision:
             self._routes.heard(_WAY)
