@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from simulator.chaos.middleman import Middleman
-from simulator.chaos.slowline import SlowLine
+from lab.chaos.middleman import Middleman
+from lab.chaos.slowline import SlowLine
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.store import keys
 from trimtab.store.client import Store
