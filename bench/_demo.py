@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from actuator.core.model import Operation, OperationKind, OperationState
 from bench._pool_live import LiveRun, live_run
+from lab.virtual.actuation import ActuatorPace
+from lab.virtual.control import ShareController
+from lab.virtual.pool_run import PoolRun, PoolSetup, WindowPace
 from simulator.profiles import find_profile, packaged_profiles
 from simulator.scenarios import scenario_folder
 from simulator.traces.demo import FOOTPRINT_GPUS, DemoTrace, demo_trace
 from simulator.traces.model import TraceRequest
-from simulator.virtual.actuation import ActuatorPace
-from simulator.virtual.control import ShareController
-from simulator.virtual.pool_run import PoolRun, PoolSetup, WindowPace
 from trimtab.cli.resources import read_resources
 from trimtab.config.resources import Pool, Resource, ServicePolicy
 

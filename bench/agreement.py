@@ -25,11 +25,11 @@ import numpy as np
 
 from bench._demo import FLEET, compared_demo
 from bench._live import LiveServer, live_fleet
+from lab.offline.disaggregated import disaggregated
+from lab.offline.fleet import colocated
+from lab.offline.network import Place
+from lab.offline.records import Records
 from simulator.core.profile import Profile
-from simulator.offline.disaggregated import disaggregated
-from simulator.offline.fleet import colocated
-from simulator.offline.network import Place
-from simulator.offline.records import Records
 from simulator.profiles import find_profile, packaged_profiles
 from simulator.replay.client import ReplayOptions, replay
 from simulator.replay.report import ReplayReport

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.fit_profiles import fit_host
-from simulator.fitting import correcting
-from simulator.fitting.silicon import B200, H100, SiliconRow, read_silicon
-from simulator.fitting.tables import Array, TableError, rows
-from simulator.material import MEANING, MaterialError, perf_folder
+from lab.fit_profiles import fit_host
+from lab.fitting import correcting
+from lab.fitting.silicon import B200, H100, SiliconRow, read_silicon
+from lab.fitting.tables import Array, TableError, rows
+from lab.material import MEANING, MaterialError, perf_folder
 
 MEDIAN_BAR, P90_BAR = 0.15, 0.35
 THROUGHPUT_BAR, LATENCY_BAR, QUEUE_BAR = 0.05, 0.10, 0.10

@@ -3,11 +3,11 @@
 `python -m bench.ranks` fits a profile to each of TRE's three models by made-up loads, then runs the seven traces of its
 evaluation, which no fit saw, at fixed capacity: the static split, two loads a trace, seeds that no fit used. A window
 of 5 s has as its health one over the 95th percentile of what its arrivals use of their SLO
-(`simulator.calibration.windows`). Prints rank correlations, Spearman's and Kendall's, of both forms of the profile, the
+(`lab.calibration.windows`). Prints rank correlations, Spearman's and Kendall's, of both forms of the profile, the
 shipped one held to the bars, and of raw signals. Z ranks as it does for the arbiter: an idle window above every number.
 
 Two designs. `own`, which the bars are of, is TRE's: each model has loads of its own, from health to trouble
-(`simulator.calibration.ranges`). `joint` has the suite's loads, at which the split over all models together keeps the
+(`lab.calibration.ranges`). `joint` has the suite's loads, at which the split over all models together keeps the
 SLO for so many requests; a model may be in health nearly throughout there. In both, *all raw signals together* is what
 their nearest neighbours on a training seed of the same traces say of health: how much the signals of a window hold.
 `python -m bench.stage_ranks` asks the same of the stages of disaggregated services.
@@ -24,19 +24,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench._report import machine, print_bars, put_out
-from simulator.calibration.calibrating import Form
-from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
-from simulator.calibration.fixed import run_fixed
-from simulator.calibration.ranges import TARGETS, packaged_ranges, requests_of
-from simulator.calibration.ranks import kendall, ranks, spearman
-from simulator.calibration.shares import order_of, z_of
-from simulator.calibration.signals import RAW, all_together
-from simulator.calibration.sweeps import Sweep, fit_windows
-from simulator.calibration.windows import Bools, Floats, Windows, joined
-from simulator.evaluation.bars import at_least
-from simulator.suites.capacity import token_cost
-from simulator.suites.loads import packaged_loads
-from simulator.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, STATIC_SPLIT, TRAINING_SEEDS, profiles
+from lab.calibration.calibrating import Form
+from lab.calibration.fitting import fit_by_answers, fit_fixed, quality
+from lab.calibration.fixed import run_fixed
+from lab.calibration.ranges import TARGETS, packaged_ranges, requests_of
+from lab.calibration.ranks import kendall, ranks, spearman
+from lab.calibration.shares import order_of, z_of
+from lab.calibration.signals import RAW, all_together
+from lab.calibration.sweeps import Sweep, fit_windows
+from lab.calibration.windows import Bools, Floats, Windows, joined
+from lab.evaluation.bars import at_least
+from lab.suites.capacity import token_cost
+from lab.suites.loads import packaged_loads
+from lab.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, STATIC_SPLIT, TRAINING_SEEDS, profiles
 from simulator.traces.probes import MODELS, PROBES
 from trimtab.config.specs import TokenServiceShare
 

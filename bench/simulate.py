@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bench._report import machine, put_out
+from lab.offline.fleet import colocated
+from lab.offline.records import Records
 from simulator.core.engine import Engine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest
-from simulator.offline.fleet import colocated
-from simulator.offline.records import Records
 from simulator.profiles import packaged_profiles
 from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate
 from simulator.traces.model import TraceRequest

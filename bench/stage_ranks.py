@@ -3,7 +3,7 @@
 `python -m bench.stage_ranks` fits a profile to prefill and to decode of each of TRE's three models, each stage by
 made-up loads on its own. Then services of both roles serve traces of TRE's evaluation that no fit saw, on a number of
 replicas that stays. Prefill's health is by the time to its token, decode's by the time per token and the wait for the
-first (`simulator.calibration.watching`). Prints rank correlations of each stage's Z, in both forms, and of raw signals.
+first (`lab.calibration.watching`). Prints rank correlations of each stage's Z, in both forms, and of raw signals.
 
 Two designs, as in `bench.ranks`. `own`, which the bars are of: the stage has one replica, the other one enough, and
 each trace two loads, at which the stage keeps its part of the SLO for so many requests, found on a training seed.
@@ -25,18 +25,18 @@ import numpy as np
 
 from bench._report import machine, print_bars, put_out
 from bench.ranks import Ranks, print_ranks, ranked
-from simulator.calibration.calibrating import Form, form_words
-from simulator.calibration.fitting import fit_by_answers, fit_fixed, quality
-from simulator.calibration.fixed import run_staged
-from simulator.calibration.ranges import TARGETS, requests_of
-from simulator.calibration.shares import order_of
-from simulator.calibration.signals import RAW
-from simulator.calibration.stagesweeps import STAGES, StageCapacity, stage_capacity, stage_fit_windows
-from simulator.calibration.sweeps import Sweep
-from simulator.calibration.windows import Floats, Windows, joined
-from simulator.evaluation.bars import Bar, at_least
-from simulator.suites.loads import packaged_loads, scale_for
-from simulator.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, TRAINING_SEEDS, profiles
+from lab.calibration.calibrating import Form, form_words
+from lab.calibration.fitting import fit_by_answers, fit_fixed, quality
+from lab.calibration.fixed import run_staged
+from lab.calibration.ranges import TARGETS, requests_of
+from lab.calibration.shares import order_of
+from lab.calibration.signals import RAW
+from lab.calibration.stagesweeps import STAGES, StageCapacity, stage_capacity, stage_fit_windows
+from lab.calibration.sweeps import Sweep
+from lab.calibration.windows import Floats, Windows, joined
+from lab.evaluation.bars import Bar, at_least
+from lab.suites.loads import packaged_loads, scale_for
+from lab.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, TRAINING_SEEDS, profiles
 from simulator.traces.model import TraceRequest
 from simulator.traces.probes import MODELS, PROBES, probe
 from trimtab.config.specs import TokenServiceShare

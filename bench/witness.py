@@ -24,25 +24,25 @@ import numpy as np
 
 from bench._report import machine, put_out
 from bench.place import build_fleet, build_requests
+from lab.calibration.fixed import run_fixed, run_staged
+from lab.evaluation import smoke
+from lab.evaluation.statistics import Slo
+from lab.evaluation.summaries import Case
+from lab.offline.disaggregated import disaggregated
+from lab.offline.fleet import colocated
+from lab.offline.network import Place
+from lab.offline.ratio_sweep import SERVICE_A, workload
+from lab.offline.records import Records
+from lab.suites import diurnal, diurnal_setup, tre_policies, tre_run
+from lab.suites.loads import packaged_loads
+from lab.virtual.control import ShareController
+from lab.virtual.pool_run import PoolRun
+from lab.virtual.result import RunResult
+from lab.virtual.scaled_control import ProportionalController
+from lab.virtual.scaled_run import ScaledRun
 from prescheduler.core.plan import plan_cycle
-from simulator.calibration.fixed import run_fixed, run_staged
-from simulator.evaluation import smoke
-from simulator.evaluation.statistics import Slo
-from simulator.evaluation.summaries import Case
-from simulator.offline.disaggregated import disaggregated
-from simulator.offline.fleet import colocated
-from simulator.offline.network import Place
-from simulator.offline.ratio_sweep import SERVICE_A, workload
-from simulator.offline.records import Records
 from simulator.profiles import packaged_profiles
-from simulator.suites import diurnal, diurnal_setup, tre_policies, tre_run
-from simulator.suites.loads import packaged_loads
 from simulator.traces.probes import probe
-from simulator.virtual.control import ShareController
-from simulator.virtual.pool_run import PoolRun
-from simulator.virtual.result import RunResult
-from simulator.virtual.scaled_control import ProportionalController
-from simulator.virtual.scaled_run import ScaledRun
 
 FILE = Path(__file__).parent / "witness.json"
 SEED = 4242

@@ -1,4 +1,4 @@
-"""The packaged profiles, one YAML file each; `python -m simulator.fit_profiles` writes their fitted part."""
+"""The packaged profiles, one YAML file each; `python -m lab.fit_profiles` writes their fitted part."""
 
 from __future__ import annotations
 

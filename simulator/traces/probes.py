@@ -5,7 +5,7 @@ dsqwen-14b on two, eight A100, about 720 s a trace, one failure mode of autoscal
 trace tests, not its rates and lengths: those here are ours, in GPUs' worth of work, so that the sum nearly fills eight
 GPUs and one model at a time (or all, in spikes) needs more than its share.
 
-A GPU's worth is reckoned with the nominal costs below, which are what `simulator.suites.calibrate_loads` finds that one
+A GPU's worth is reckoned with the nominal costs below, which are what `lab.suites.calibrate_loads` finds that one
 replica carries within its SLO. They size the load; what a trace really costs is up to the simulated engine.
 """
 

@@ -28,7 +28,7 @@ class GatewayProcess:
     def start(self) -> None:
         self._stack.processes.start(
             "gateway",
-            "simulator.gateway",
+            "gateway",
             *("--listen", f"127.0.0.1:{self._port}", "--metrics-listen", f"127.0.0.1:{self._metrics_port}"),
             *("--actuators=", "--registry=local", "--store-url", self._stack.store_url, "--name", GATEWAY),
         )

@@ -230,7 +230,7 @@ async def test_a_store_that_lost_the_set_is_noticed_before_anything_is_decided(
     elif loss == "the last write":
         await store.redis.hset(keys.endpoints("local"), mapping=before)
     elif loss == "written over":
-        head = rig.registry.new_head(revision=101, reign=2, lease_s=LEASE_S, now_s=rig.now_s)
+        head = rig.registry.new_head(revision=101, leader_term=2, lease_s=LEASE_S, now_s=rig.now_s)
         await store.redis.hset(keys.endpoints("local"), "@head", head.SerializeToString())
     else:
         await store.redis.hset(keys.endpoints("local"), "@head", b"\xff")

@@ -8,13 +8,13 @@ import pytest
 from bench import stage_ranks
 from bench.ranks import DESIGNS, JUDGED, SHIPPED, among, bars, ranked, signals, told_apart
 from bench.stage_ranks import own_scales, replicas
-from simulator.calibration.calibrating import Form
-from simulator.calibration.ranges import TARGETS, packaged_ranges
-from simulator.calibration.signals import RAW
-from simulator.calibration.stagesweeps import StageCapacity
-from simulator.calibration.sweeps import made_up
-from simulator.calibration.windows import Windows
-from simulator.suites.tre_setup import DURATION_S
+from lab.calibration.calibrating import Form
+from lab.calibration.ranges import TARGETS, packaged_ranges
+from lab.calibration.signals import RAW
+from lab.calibration.stagesweeps import StageCapacity
+from lab.calibration.sweeps import made_up
+from lab.calibration.windows import Windows
+from lab.suites.tre_setup import DURATION_S
 from simulator.traces.model import TraceRequest
 from simulator.traces.probes import MODELS, PROBES
 from trimtab.config.specs import TokenServiceShare

@@ -198,9 +198,7 @@ def test_a_bad_trace_is_refused_with_its_line(inside: Inside, tmp_path: Path, na
     assert words in the_line(inside("demo", "--trace", str(path), "--state-dir", str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    "package", ["metrics_collector", "policy_engine", "prescheduler", "actuator", "simulator.gateway"]
-)
+@pytest.mark.parametrize("package", ["metrics_collector", "policy_engine", "prescheduler", "actuator", "gateway"])
 def test_a_service_refuses_an_unknown_setting_with_one_line(package: str, tmp_path: Path) -> None:
     config = tmp_path / "settings.yaml"
     config.write_text("colour: red\n")
@@ -239,9 +237,7 @@ def test_material_is_the_folder_that_holds_data(inside: Inside, given: str, tmp_
     assert "docs/profiles.md" in line
 
 
-@pytest.mark.parametrize(
-    "argv", [["simulator.fit_profiles"], ["bench.fidelity", "--material"]], ids=lambda argv: argv[0]
-)
+@pytest.mark.parametrize("argv", [["lab.fit_profiles"], ["bench.fidelity", "--material"]], ids=lambda argv: argv[0])
 def test_so_it_is_for_the_commands_of_the_repository(argv: list[str], tmp_path: Path) -> None:
     (tmp_path / "perf").mkdir()
     command = [sys.executable, "-m", *argv, str(tmp_path)]
@@ -298,12 +294,12 @@ def test_a_command_line_that_is_wrong_is_told_in_one_line(inside: Inside, argv: 
     assert "--help`)" in line
 
 
-@pytest.mark.parametrize("module", ["traces", "fleet", "studies.signals"])
-def test_so_it_is_by_the_simulators_own_commands(module: str) -> None:
-    command = [sys.executable, "-m", f"simulator.{module}", "--bogus"]
+@pytest.mark.parametrize("module", ["simulator.traces", "simulator.fleet", "lab.studies.signals"])
+def test_so_it_is_by_the_commands_of_simulator_and_lab(module: str) -> None:
+    command = [sys.executable, "-m", module, "--bogus"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert the_line(done).startswith(f"simulator.{module}: no such option: --bogus ")
+    assert the_line(done).startswith(f"{module}: no such option: --bogus ")
 
 
 def test_without_a_command_there_is_help_and_with_it_a_status_of_success(inside: Inside) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from simulator.evaluation.bars import Bar, at_least, at_most
-from simulator.evaluation.study import Evaluation, geometric_mean
-from simulator.evaluation.summaries import Case
-from simulator.evaluation.tuning import read_tuned
+from lab.evaluation.bars import Bar, at_least, at_most
+from lab.evaluation.study import Evaluation, geometric_mean
+from lab.evaluation.summaries import Case
+from lab.evaluation.tuning import read_tuned
 from tests.simulator.evaluation.made_up import suite, tunable
 from trimtab.cli import evaluate
 from trimtab.cli.main import app

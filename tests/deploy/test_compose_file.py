@@ -118,7 +118,9 @@ def test_the_alerts_rest_on_series_that_the_services_export() -> None:
     named = {name.removesuffix("_total") for name in re.findall(r"trimtab_[a-z_]+", expressions)}
     root = DEPLOY.parent
     sources = [
-        path.read_text() for part in ("services", "simulator", "trimtab") for path in (root / part).rglob("*.py")
+        path.read_text()
+        for part in ("services", "gateway", "lab", "simulator", "trimtab")
+        for path in (root / part).rglob("*.py")
     ]
     exported = {name for text in sources for name in re.findall(r'"(trimtab_[a-z_]+)"', text)}
     assert len(named) >= 6

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from actuator.shell.settings import ActuatorSettings
+from gateway.shell.settings import GatewaySettings
 from metrics_collector.shell.settings import CollectorSettings
 from policy_engine.shell.settings import EngineSettings
 from prescheduler.shell.settings import PreSchedulerSettings
-from simulator.gateway.settings import GatewaySettings
 from trimtab.config.settings import ServiceSettings, load_settings
 
 KUSTOMIZATION = Path(__file__).parents[2] / "deploy" / "kubernetes"

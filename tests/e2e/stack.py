@@ -30,7 +30,7 @@ MODULES = {
     "policy": "policy_engine",
     "prescheduler": "prescheduler",
     "actuator": "actuator",
-    "gateway": "simulator.gateway",
+    "gateway": "gateway",
     "fleet": "simulator.fleet",
 }
 CALL_TIMEOUT_S = 2.0

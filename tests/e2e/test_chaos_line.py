@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from simulator.chaos.middleman import Middleman
-from simulator.chaos.slowline import SlowLine
+from lab.chaos.middleman import Middleman
+from lab.chaos.slowline import SlowLine
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -85,7 +85,7 @@ async def test_what_came_by_the_stream_is_complete_only_while_the_registry_holds
     assert not await middleman.knows_all(), "a store that holds nothing says nothing"
     known: list[bool] = []
     for revision in (7, 8, 8, 9):
-        head = registry.new_head(revision=revision, reign=1, lease_s=3.0, now_s=time.time())
+        head = registry.new_head(revision=revision, leader_term=1, lease_s=3.0, now_s=time.time())
         await store.redis.hset(keys.endpoints("local"), "@head", head.SerializeToString())
         known.append(await middleman.knows_all())
         middleman._note(pb.WatchEndpointsResponse(revision=8))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.chaos.load import BASE_FLOOR, RAISED_FLOOR, SERVICES, chaos_load, floor_changes
-from simulator.chaos.losses import GRACE_S, Failure, Trouble, judge, read_failures
-from simulator.chaos.plan import FIRST_S, GAPS_S, LENGTHS_S, FaultKind, choose, fewest_faults, plan_faults
-from simulator.chaos.report import FAULTS_PER_MINUTE, faults_asked_for_per_minute, kinds_asked_for
-from simulator.chaos.rules import Seen, hidden_below_floor, tokens_that_fell, two_awake, undecided
+from lab.chaos.load import BASE_FLOOR, RAISED_FLOOR, SERVICES, chaos_load, floor_changes
+from lab.chaos.losses import GRACE_S, Failure, Trouble, judge, read_failures
+from lab.chaos.plan import FIRST_S, GAPS_S, LENGTHS_S, FaultKind, choose, fewest_faults, plan_faults
+from lab.chaos.report import FAULTS_PER_MINUTE, faults_asked_for_per_minute, kinds_asked_for
+from lab.chaos.rules import Seen, hidden_below_floor, tokens_that_fell, two_awake, undecided
 from simulator.replay.report import Outcome, RequestRecord
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from aiohttp import web
 
+from gateway.shell.serve import serve
+from gateway.shell.settings import GatewaySettings
 from simulator.core.tokens import TextCursor, count_tokens, text_of
-from simulator.gateway.app import serve
-from simulator.gateway.settings import GatewaySettings
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2, collector_pb2_grpc
 from trimtab.api.common.v1 import types_pb2

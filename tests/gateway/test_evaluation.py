@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.evaluation import DemoSummary, PassFigures, Slo, summarise, summary_table
-from simulator.evaluation.statistics import Distribution, quantile
+from lab.evaluation import DemoSummary, PassFigures, Slo, summarise, summary_table
+from lab.evaluation.statistics import Distribution, quantile
 from simulator.replay import Outcome, ReplayReport, RequestRecord
 
 SLOS = {"chat": Slo(1.0, 0.05), "code": Slo(2.0, 0.1)}

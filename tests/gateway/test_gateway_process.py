@@ -9,17 +9,15 @@ import sys
 import aiohttp
 import pytest
 
-from simulator.gateway.core import Endpoint, Role, Router, RoutingLimits, Stage
-from simulator.gateway.dispatch import Dispatcher, NoReplica
+from gateway.core.routing import Endpoint, Role, Router, RoutingLimits, Stage
+from gateway.shell.dispatch import Dispatcher, NoReplica
 from trimtab.api.actuator.v1 import actuator_pb2
 
 ROUTABLE = actuator_pb2.ENDPOINT_STATE_ROUTABLE
 
 
 async def run(*flags: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulator.gateway", *flags, stderr=asyncio.subprocess.PIPE
-    )
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway", *flags, stderr=asyncio.subprocess.PIPE)
 
 
 @pytest.mark.parametrize(

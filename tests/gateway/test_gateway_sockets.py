@@ -466,8 +466,8 @@ async def test_disaggregated_service_without_decode_holds(gateway, wait_until):
 
 
 async def test_busy_port_is_one_clear_line(gateway):
-    from simulator.gateway.app import serve
-    from simulator.gateway.settings import GatewaySettings
+    from gateway.shell.serve import serve
+    from gateway.shell.settings import GatewaySettings
     from trimtab.errors import StartupError
     from trimtab.rpc.run import ServiceContext
 

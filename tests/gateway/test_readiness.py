@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.gateway.core import Endpoint, Role, Router, RoutingLimits
-from simulator.gateway.readiness import Standing, readiness
-from simulator.gateway.settings import GatewaySettings
+from gateway.core.readiness import Standing, readiness
+from gateway.core.routing import Endpoint, Role, Router, RoutingLimits
+from gateway.shell.settings import GatewaySettings
 from tests.gateway.test_registry import ROUTABLE, Writer, gauge
 from trimtab.config.settings import SettingsError, load_settings
 from trimtab.store.client import Store

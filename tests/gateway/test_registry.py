@@ -49,7 +49,7 @@ class Writer:
             pb.Endpoint(replica=replica, address=address, state=state, role=types_pb2.ROLE_COLOCATED, model="chat")
             for replica, address, state in endpoints
         ]
-        head = self.registry.new_head(revision=revision, reign=1, lease_s=3.0, now_s=time.time())
+        head = self.registry.new_head(revision=revision, leader_term=1, lease_s=3.0, now_s=time.time())
         services = service_bytes(
             [pb.ServiceEndpoints(service=also), pb.ServiceEndpoints(service="chat", endpoints=found)]
         )
@@ -238,7 +238,7 @@ async def test_a_suspended_gateway_asks_the_registry_before_it_routes_on(
     await writer.write(1, ("a", a.address, ROUTABLE))
     port, metrics_port = free_ports(2)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "simulator.gateway", f"--listen=127.0.0.1:{port}", "--actuators=", "--registry=local"),
+        *(sys.executable, "-m", "gateway", f"--listen=127.0.0.1:{port}", "--actuators=", "--registry=local"),
         *(f"--metrics-listen=127.0.0.1:{metrics_port}", f"--store-url={own_store.url}"),
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -297,7 +297,7 @@ async def test_a_gateway_needs_no_more_of_the_store_than_the_documentation_says(
 )
 async def test_settings_that_lead_nowhere_are_one_line(flags: list[str], text: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulator.gateway", *flags, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "gateway", *flags, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     said = (await process.stderr.read()).decode()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simulator.gateway.core import (
+from gateway.core.routing import (
     Endpoint,
     EndpointState,
     Failure,

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.gateway.succession import STANDS_BY_S, Succession
+from gateway.core.revision_order import STANDS_BY_S, RevisionOrder
 
 
 @pytest.mark.parametrize(
     ("comes", "expected"),
     [
-        # (revision, reigned, seconds) → routed by in the end
+        # (revision, has_leader, seconds) → routed by in the end
         ([(5, False, 0), (6, True, 1), (7, False, 2)], 7),
         ([(7, True, 0), (7, True, 1)], 7),
         ([(7, True, 0), (5, False, 1), (5, False, 1000)], 7),
@@ -34,34 +34,34 @@ from simulator.gateway.succession import STANDS_BY_S, Succession
 def test_an_older_set_is_taken_only_when_an_actuator_stands_by_it(
     comes: list[tuple[int, bool, float]], expected: int
 ) -> None:
-    succession = Succession()
-    for revision, reigned, now_s in comes:
-        succession.takes(revision, reigned=reigned, now_s=now_s)
-    assert succession.revision == expected
+    revision_order = RevisionOrder()
+    for revision, has_leader, now_s in comes:
+        revision_order.takes(revision, has_leader=has_leader, now_s=now_s)
+    assert revision_order.revision == expected
 
 
 def test_what_was_confirmed_in_between_begins_the_wait_anew() -> None:
-    succession = Succession()
-    succession.takes(7, reigned=True, now_s=0.0)
-    succession.takes(5, reigned=True, now_s=1.0)
-    succession.confirmed()
-    assert not succession.takes(5, reigned=True, now_s=STANDS_BY_S + 1)
-    assert succession.takes(5, reigned=True, now_s=2 * STANDS_BY_S + 1)
+    revision_order = RevisionOrder()
+    revision_order.takes(7, has_leader=True, now_s=0.0)
+    revision_order.takes(5, has_leader=True, now_s=1.0)
+    revision_order.confirmed()
+    assert not revision_order.takes(5, has_leader=True, now_s=STANDS_BY_S + 1)
+    assert revision_order.takes(5, has_leader=True, now_s=2 * STANDS_BY_S + 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.floats(0, 3)), max_size=30))
 def test_nobody_goes_back_within_the_time_after_the_newest_was_heard_of(
     comes: list[tuple[int, bool, float]],
 ) -> None:
-    succession, now_s = Succession(), 0.0
+    revision_order, now_s = RevisionOrder(), 0.0
     newest_at: dict[int, float] = {}
-    for revision, reigned, pause_s in comes:
+    for revision, has_leader, pause_s in comes:
         now_s += pause_s
-        before = succession.revision
-        took = succession.takes(revision, reigned=reigned, now_s=now_s)
-        assert took == (succession.revision == revision)
+        before = revision_order.revision
+        took = revision_order.takes(revision, has_leader=has_leader, now_s=now_s)
+        assert took == (revision_order.revision == revision)
         if before is not None and revision < before and took:
-            assert reigned
+            assert has_leader
             assert now_s - newest_at[before] >= STANDS_BY_S
         if took:
             newest_at[revision] = now_s

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.core.tokens import TextCursor, text_of
-from simulator.gateway.demand import DemandTally, ReplicaReport, until_report_s
-from simulator.gateway.openai import (
+from gateway.core.demand import DemandTally, ReplicaReport, until_report_s
+from gateway.core.openai import (
     BadRequest,
     Kind,
     continuation_body,
@@ -18,7 +17,7 @@ from simulator.gateway.openai import (
     parse_request,
     prefill_body,
 )
-from simulator.gateway.sse import (
+from gateway.core.sse import (
     MAX_EVENT_BYTES,
     BrokenStream,
     Continuation,
@@ -28,6 +27,7 @@ from simulator.gateway.sse import (
     events_of,
     is_plain,
 )
+from simulator.core.tokens import TextCursor, text_of
 
 
 def completion(**body):

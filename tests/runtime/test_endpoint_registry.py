@@ -33,7 +33,7 @@ async def write(
     store: Store, old: Mapping[str, bytes] | None, new: Mapping[str, bytes], *, revision: int, token: int = 1
 ) -> None:
     registry = EndpointRegistry(store, "local")
-    head = registry.new_head(revision=revision, reign=token, lease_s=3.0, now_s=1_700_000_000.5)
+    head = registry.new_head(revision=revision, leader_term=token, lease_s=3.0, now_s=1_700_000_000.5)
     await fenced_write(store, OWNER, token, registry.commands(old, new, head))
 
 
@@ -97,20 +97,20 @@ async def test_an_old_reign_writes_nothing_any_more(store: Store) -> None:
 async def test_a_gateway_speaks_and_sees_in_one_step_who_writes_there(store: Store) -> None:
     registry = EndpointRegistry(store, "local")
     heard = await registry.speak(pb.AcknowledgeEndpointsRequest(gateway="g", sequence=1), is_news=False)
-    assert (heard.head, heard.reigned) == (None, False)
+    assert (heard.head, heard.has_leader) == (None, False)
     await write(store, None, services(chat=pb.ENDPOINT_STATE_ROUTABLE), revision=7)
     lease = Lease(store, OWNER, "a", 30.0)
     await lease.acquire_or_renew()
     word = pb.AcknowledgeEndpointsRequest(gateway="g", revision=7, sequence=2)
     heard = await registry.speak(word, is_news=True)
     assert heard.head is not None
-    assert (heard.head.revision, heard.head.reign, heard.reigned) == (7, 1, True)
+    assert (heard.head.revision, heard.head.reign, heard.has_leader) == (7, 1, True)
     raw, words = await registry.look()
     assert raw == heard.head.SerializeToString()
     assert await registry.head() == heard.head
     assert words == {"g": word.SerializeToString()}
     await lease.release()
-    assert (await registry.speak(word, is_news=False)).reigned is False
+    assert (await registry.speak(word, is_news=False)).has_leader is False
 
 
 async def test_a_word_is_forgotten_unless_its_gateway_has_spoken_since(store: Store) -> None:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from lab.fit_profiles import command
+from lab.fitting.architectures import LLAMA_3_8B, LLAMA_3_70B
+from lab.fitting.curves import fit_line, fit_roofline, fit_slope, relative_error, thin
+from lab.fitting.lifecycle import lifecycle_times
+from lab.fitting.overload import HostShare, fit_host_share, grade, replay
+from lab.fitting.tables import BenchRequest, GemmTable, Points, TableError, read_gemm
+from lab.fitting.targets import TARGETS
 from simulator.core.limits import EngineLimits
 from simulator.core.timing import BatchWork, IterationModel
-from simulator.fit_profiles import command
-from simulator.fitting.architectures import LLAMA_3_8B, LLAMA_3_70B
-from simulator.fitting.curves import fit_line, fit_roofline, fit_slope, relative_error, thin
-from simulator.fitting.lifecycle import lifecycle_times
-from simulator.fitting.overload import HostShare, fit_host_share, grade, replay
-from simulator.fitting.tables import BenchRequest, GemmTable, Points, TableError, read_gemm
-from simulator.fitting.targets import TARGETS
 from simulator.profiles import ProfileError, find_profile, load_profiles, packaged_profiles, parse_profile
 
 A100 = ("a100-7b-tp1", "a100-8b-tp1", "a100-14b-tp2")

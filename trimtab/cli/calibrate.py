@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from simulator.calibration.calibrating import (
+from lab.calibration.calibrating import (
     Calibration,
     Form,
     calibrate_observed,
@@ -17,11 +17,11 @@ from simulator.calibration.calibrating import (
     calibrate_stages,
     form_words,
 )
-from simulator.calibration.fitting import CalibrationError, Quality
-from simulator.calibration.observations import read_observations
-from simulator.calibration.report import document, policy_block, roles_block, roles_document
-from simulator.calibration.sweeps import Sweep
-from simulator.evaluation.statistics import Slo
+from lab.calibration.fitting import CalibrationError, Quality
+from lab.calibration.observations import read_observations
+from lab.calibration.report import document, policy_block, roles_block, roles_document
+from lab.calibration.sweeps import Sweep
+from lab.evaluation.statistics import Slo
 from simulator.profiles import ProfileError, find_profile, load_profiles
 from trimtab.cli.connect import CommandError
 from trimtab.cli.output import MISSING, console, print_json

@@ -15,12 +15,12 @@ import aiohttp
 import grpc
 import typer
 
-from simulator.chaos.access import Access
-from simulator.chaos.load import SERVICES
-from simulator.chaos.middleman import Middleman, serve_middleman
-from simulator.chaos.report import ChaosReport
-from simulator.chaos.run import ChaosOptions, run_chaos
-from simulator.chaos.slowline import SlowLine
+from lab.chaos.access import Access
+from lab.chaos.load import SERVICES
+from lab.chaos.middleman import Middleman, serve_middleman
+from lab.chaos.report import ChaosReport
+from lab.chaos.run import ChaosOptions, run_chaos
+from lab.chaos.slowline import SlowLine
 from simulator.replay.report import ReplayProgress
 from simulator.scenarios import scenario_folder
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc

@@ -18,7 +18,7 @@ import aiohttp
 import grpc
 import typer
 
-from simulator.evaluation import DemoSummary, PassFigures, Slo, summarise, summary_table
+from lab.evaluation import DemoSummary, PassFigures, Slo, summarise, summary_table
 from simulator.replay.client import ReplayOptions, replay
 from simulator.replay.report import ReplayProgress, ReplayReport
 from simulator.scenarios import scenario_folder

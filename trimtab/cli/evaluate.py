@@ -17,14 +17,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simulator.evaluation.catalogue import SUITES, find_suite
-from simulator.evaluation.documents import Finding, csv_text, document, json_text
-from simulator.evaluation.evaluating import evaluate
-from simulator.evaluation.outputs import Folder
-from simulator.evaluation.runner import Outcome, usable_cpus
-from simulator.evaluation.suite import Options, Suite, SuiteError
-from simulator.evaluation.summaries import Case, RunSummary
-from simulator.evaluation.tables import summary_line, tables
+from lab.evaluation.catalogue import SUITES, find_suite
+from lab.evaluation.documents import Finding, csv_text, document, json_text
+from lab.evaluation.evaluating import evaluate
+from lab.evaluation.outputs import Folder
+from lab.evaluation.runner import Outcome, usable_cpus
+from lab.evaluation.suite import Options, Suite, SuiteError
+from lab.evaluation.summaries import Case, RunSummary
+from lab.evaluation.tables import summary_line, tables
 from trimtab import __version__
 from trimtab.cli.connect import CommandError
 from trimtab.cli.output import console, errors, print_error, print_json
@@ -188,8 +188,8 @@ def _machine(jobs: int, started: float) -> dict[str, object]:
 
 def _write(finding: Finding, folder: Folder, *, draw: bool) -> None:
     # Drawing takes a second to load, which a listing or `--json` need not wait for.
-    from simulator.evaluation.plots import plots, to_file
-    from simulator.evaluation.report import report
+    from lab.evaluation.plots import plots, to_file
+    from lab.evaluation.report import report
 
     with errors.status("drawing", spinner="dots") if errors.is_terminal else _progress():
         drawn = list(plots(finding.evaluation, finding.suite.slos)) if draw else []

@@ -92,7 +92,7 @@ class LocalStack:
             ChildSpec(
                 name="gateway",
                 argv=_module(
-                    "simulator.gateway",
+                    "gateway",
                     listen=self.addresses.address("gateway"),
                     metrics_listen=self.addresses.address("gateway-metrics"),
                     actuators=actuators if self.gateway_actuator is None else f"{CLUSTER}={self.gateway_actuator}",

@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from lab.fitting.comparing import Compared, compare_profile
+from lab.fitting.tables import TableError
+from lab.material import MEANING, MaterialError, perf_folder
 from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork
-from simulator.fitting.comparing import Compared, compare_profile
-from simulator.fitting.tables import TableError
-from simulator.material import MEANING, MaterialError, perf_folder
 from simulator.profiles import ProfileError, find_profile, packaged_profiles
 from trimtab.cli.connect import CommandError
 from trimtab.cli.output import MISSING, console, print_json

@@ -10,9 +10,9 @@ from rich import box
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from simulator.baselines.tuning import Setting, Trial
-from simulator.evaluation.suite import Suite, SuiteError, Tuning
-from simulator.evaluation.tuning import TunedPolicy, tune, write_tuned
+from lab.baselines.tuning import Setting, Trial
+from lab.evaluation.suite import Suite, SuiteError, Tuning
+from lab.evaluation.tuning import TunedPolicy, tune, write_tuned
 from trimtab.cli.output import MISSING, console, errors, print_json
 
 FILE_NAME = "tuned.yaml"

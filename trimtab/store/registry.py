@@ -45,7 +45,7 @@ class Heard:
 
     head: registry_pb2.RegistryHead | None
     # An actuator holds the cluster's lease at this moment.
-    reigned: bool
+    has_leader: bool
 
 
 class EndpointRegistry:
@@ -75,7 +75,7 @@ class EndpointRegistry:
             ("PUBLISH", keys.endpoints_written(self.cluster), str(head.revision)),
         ]
 
-    def new_head(self, *, revision: int, reign: int, lease_s: float, now_s: float) -> registry_pb2.RegistryHead:
+    def new_head(self, *, revision: int, leader_term: int, lease_s: float, now_s: float) -> registry_pb2.RegistryHead:
         """A head of this layout; ``now_s`` are Unix seconds on the store's clock."""
         stamp = Timestamp()
         stamp.FromNanoseconds(round(now_s * 1e9))
@@ -83,7 +83,7 @@ class EndpointRegistry:
             schema_version=SCHEMA_VERSION,
             cluster=self.cluster,
             revision=revision,
-            reign=reign,
+            reign=leader_term,
             lease_s=lease_s,
             write_time=stamp,
         )
@@ -119,8 +119,8 @@ class EndpointRegistry:
         pipeline.exists(keys.lease(keys.actuator(self.cluster)))
         if is_news:
             pipeline.publish(keys.gateways_spoke(self.cluster), word.gateway)
-        _, raw, reigned, *_ = await pipeline.execute()
-        return Heard(head=None if raw is None else self._head(raw), reigned=bool(reigned))
+        _, raw, has_leader, *_ = await pipeline.execute()
+        return Heard(head=None if raw is None else self._head(raw), has_leader=bool(has_leader))
 
     async def read(self) -> actuator_pb2.WatchEndpointsResponse | None:
         """The whole set; None in a store that holds none. Raises ``StoreUnavailable``, ``CorruptEntry``."""

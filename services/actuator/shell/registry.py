@@ -78,7 +78,7 @@ class RegistryRouting:
             return ()
         endpoint_set = set_of(new, cluster=self._registry.cluster, lease_s=self._lease_s)
         head = self._registry.new_head(
-            revision=endpoint_set.revision, reign=token, lease_s=self._lease_s, now_s=self._now_s()
+            revision=endpoint_set.revision, leader_term=token, lease_s=self._lease_s, now_s=self._now_s()
         )
         services = service_bytes(endpoint_set.services)
         self._writing = _Standing(endpoint_set.revision, token, names, services, head.SerializeToString())

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.baselines.catalogue import BASELINES
-from simulator.baselines.dynamo_sla import DecodeProfile, DynamoSla, Forecast, PrefillProfile, Trend
-from simulator.baselines.interface import EachRole, FleetView, Replica, RoleKey, RoleView, Traffic, started
-from simulator.baselines.oracle import Demand, Oracle, demand_of
-from simulator.baselines.tuning import NothingWorks, coordinate_search, grid_search
+from lab.baselines.catalogue import BASELINES
+from lab.baselines.dynamo_sla import DecodeProfile, DynamoSla, Forecast, PrefillProfile, Trend
+from lab.baselines.interface import EachRole, FleetView, Replica, RoleKey, RoleView, Traffic, started
+from lab.baselines.oracle import Demand, Oracle, demand_of
+from lab.baselines.tuning import NothingWorks, coordinate_search, grid_search
 from simulator.traces.model import TraceRequest
 from trimtab.words import Role
 

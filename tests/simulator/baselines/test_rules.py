@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.baselines.aibrix import Apa, Kpa, apa_replicas
-from simulator.baselines.dynamo_load import DynamoLoad
-from simulator.baselines.hpa import Hpa, HpaMetric, replicas_for
-from simulator.baselines.interface import (
+from lab.baselines.aibrix import Apa, Kpa, apa_replicas
+from lab.baselines.dynamo_load import DynamoLoad
+from lab.baselines.hpa import Hpa, HpaMetric, replicas_for
+from lab.baselines.interface import (
     EachRole,
     FleetView,
     Replica,
@@ -19,9 +19,9 @@ from simulator.baselines.interface import (
     started,
     within_budget,
 )
-from simulator.baselines.kv_auto import KvAuto, LlumnixFreeness
-from simulator.baselines.static import Static
-from simulator.baselines.wva import Wva
+from lab.baselines.kv_auto import KvAuto, LlumnixFreeness
+from lab.baselines.static import Static
+from lab.baselines.wva import Wva
 from trimtab.words import Role
 
 KEY = RoleKey("chat")

@@ -11,16 +11,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simulator.calibration.calibrating import Form, calibrate_observed, calibrate_profile
-from simulator.calibration.fitting import CalibrationError
-from simulator.calibration.fixed import run_fixed
-from simulator.calibration.observations import read_observations
-from simulator.calibration.report import document, policy_block, version_of
-from simulator.calibration.sweeps import Sweep, by_tokens, made_up, requests_for, steps
-from simulator.calibration.windows import Windows
-from simulator.evaluation.statistics import Slo
+from lab.calibration.calibrating import Form, calibrate_observed, calibrate_profile
+from lab.calibration.fitting import CalibrationError
+from lab.calibration.fixed import run_fixed
+from lab.calibration.observations import read_observations
+from lab.calibration.report import document, policy_block, version_of
+from lab.calibration.sweeps import Sweep, by_tokens, made_up, requests_for, steps
+from lab.calibration.windows import Windows
+from lab.evaluation.statistics import Slo
+from lab.suites.capacity import TokenCost
 from simulator.profiles import packaged_profiles
-from simulator.suites.capacity import TokenCost
 from trimtab.cli.main import app
 from trimtab.config.specs import TokenServiceShare
 from trimtab.words import Role

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.calibration.fitting import CalibrationError, fit_by_answers, fit_fixed, isotonic, quality
+from lab.calibration.ranks import kendall, ranks, spearman
+from lab.calibration.shares import z_of
+from lab.calibration.signals import raw_qualities
+from lab.calibration.windows import Windows, fates, joined, pressures
+from lab.evaluation.statistics import Slo
 from policy_engine.core.load import OutputMemory, remember_output
 from policy_engine.core.signals import FrontDoor, RoleSignals, ok
 from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
-from simulator.calibration.fitting import CalibrationError, fit_by_answers, fit_fixed, isotonic, quality
-from simulator.calibration.ranks import kendall, ranks, spearman
-from simulator.calibration.shares import z_of
-from simulator.calibration.signals import raw_qualities
-from simulator.calibration.windows import Windows, fates, joined, pressures
-from simulator.evaluation.statistics import Slo
 from trimtab.config.specs import Slo as SloSpec
 from trimtab.config.specs import TokenServiceShare
 from trimtab.words import Role

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simulator.calibration.ranges import TARGETS, attained, found_range, packaged_ranges, read_ranges, to_document
-from simulator.suites.tre_setup import TRAINING_SEEDS
+from lab.calibration.ranges import TARGETS, attained, found_range, packaged_ranges, read_ranges, to_document
+from lab.suites.tre_setup import TRAINING_SEEDS
 from simulator.traces.probes import MODELS, PROBES
 from trimtab.config.yamlfile import YamlError
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration.ranks import spearman
-from simulator.calibration.signals import NEIGHBOURS, all_together
-from simulator.calibration.windows import Floats, Windows
+from lab.calibration.ranks import spearman
+from lab.calibration.signals import NEIGHBOURS, all_together
+from lab.calibration.windows import Floats, Windows
 
 COUNT = 400
 

@@ -11,21 +11,21 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from lab.calibration.calibrating import Calibration, Fitted, Form, calibrate_observed, calibrate_stages
+from lab.calibration.fitting import CalibrationError, Quality, fit_by_answers, fit_fixed, quality
+from lab.calibration.fixed import run_fixed, run_staged
+from lab.calibration.observations import read_observations
+from lab.calibration.report import roles_block, roles_document
+from lab.calibration.shares import order_of, z_of
+from lab.calibration.signals import raw_qualities
+from lab.calibration.stagesweeps import STAGES, StageCapacity
+from lab.calibration.sweeps import Sweep, made_up, requests_for, steps
+from lab.calibration.watching import stage_pressures
+from lab.calibration.windows import Windows, joined
+from lab.evaluation.statistics import Slo
 from policy_engine.core.load import OutputMemory, remember_output
 from policy_engine.core.signals import FrontDoor, RoleSignals, ok
 from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
-from simulator.calibration.calibrating import Calibration, Fitted, Form, calibrate_observed, calibrate_stages
-from simulator.calibration.fitting import CalibrationError, Quality, fit_by_answers, fit_fixed, quality
-from simulator.calibration.fixed import run_fixed, run_staged
-from simulator.calibration.observations import read_observations
-from simulator.calibration.report import roles_block, roles_document
-from simulator.calibration.shares import order_of, z_of
-from simulator.calibration.signals import raw_qualities
-from simulator.calibration.stagesweeps import STAGES, StageCapacity
-from simulator.calibration.sweeps import Sweep, made_up, requests_for, steps
-from simulator.calibration.watching import stage_pressures
-from simulator.calibration.windows import Windows, joined
-from simulator.evaluation.statistics import Slo
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
 from trimtab.cli.main import app

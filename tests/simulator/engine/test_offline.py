@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.offline.disaggregated import DisaggregatedFleet
+from lab.offline.fleet import ColocatedFleet, EngineClock
+from lab.offline.network import Place, link_between
+from lab.offline.records import Quantiles, Records
+from lab.offline.routing import LeastLoaded
 from simulator.core.jumping import JumpingEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import IterationModel, KvLink
-from simulator.offline.disaggregated import DisaggregatedFleet
-from simulator.offline.fleet import ColocatedFleet, EngineClock
-from simulator.offline.network import Place, link_between
-from simulator.offline.records import Quantiles, Records
-from simulator.offline.routing import LeastLoaded
 from simulator.traces.model import TraceRequest
 
 LIMITS = EngineLimits(max_num_batched_tokens=64, max_num_seqs=4, block_size=4, num_gpu_blocks=60, max_model_len=128)

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
+from lab.offline.experts import staged
+from lab.offline.outputs import GPU_POWER, GpuOutputs, gpu_outputs
+from lab.offline.ratio_sweep import RatioService, peak, sweep
 from simulator.core.jumping import JumpingEngine
 from simulator.core.requests import EngineRequest
 from simulator.core.timing import BatchWork, IterationModel
-from simulator.offline.experts import staged
-from simulator.offline.outputs import GPU_POWER, GpuOutputs, gpu_outputs
-from simulator.offline.ratio_sweep import RatioService, peak, sweep
 from simulator.profiles import packaged_profiles
 from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from simulator.evaluation.statistics import Slo
-from simulator.evaluation.suite import Suite, Tuning
-from simulator.evaluation.summaries import Case, RunSummary
-from simulator.virtual.result import RequestColumns, RunResult, TimelinePoint
+from lab.evaluation.statistics import Slo
+from lab.evaluation.suite import Suite, Tuning
+from lab.evaluation.summaries import Case, RunSummary
+from lab.virtual.result import RequestColumns, RunResult, TimelinePoint
 
 NAN = float("nan")
 SLOS = {"chat": Slo(ttft_s=1.0, tpot_s=0.1), "code": Slo(ttft_s=2.0, tpot_s=0.2)}

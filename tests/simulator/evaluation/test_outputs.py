@@ -9,15 +9,15 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from simulator.evaluation.bars import at_least, at_most
-from simulator.evaluation.documents import Finding, csv_text, document, json_text
-from simulator.evaluation.evaluating import evaluate
-from simulator.evaluation.outputs import Folder
-from simulator.evaluation.plots import Plot, plots, to_file
-from simulator.evaluation.report import report
-from simulator.evaluation.suite import SuiteError
-from simulator.evaluation.summaries import Case
-from simulator.evaluation.tables import tables
+from lab.evaluation.bars import at_least, at_most
+from lab.evaluation.documents import Finding, csv_text, document, json_text
+from lab.evaluation.evaluating import evaluate
+from lab.evaluation.outputs import Folder
+from lab.evaluation.plots import Plot, plots, to_file
+from lab.evaluation.report import report
+from lab.evaluation.suite import SuiteError
+from lab.evaluation.summaries import Case
+from lab.evaluation.tables import tables
 from tests.simulator.evaluation.made_up import drawn, suite
 
 NASTY = "<script>alert('x')</script> & \"more\""

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from simulator.evaluation.evaluating import drawn, evaluate
-from simulator.evaluation.runner import Outcome, run_all
-from simulator.evaluation.suite import SuiteError
-from simulator.evaluation.summaries import Case
+from lab.evaluation.evaluating import drawn, evaluate
+from lab.evaluation.runner import Outcome, run_all
+from lab.evaluation.suite import SuiteError
+from lab.evaluation.summaries import Case
 from tests.simulator.evaluation.made_up import suite
 
 
@@ -83,7 +83,7 @@ def test_only_what_is_drawn_keeps_its_timeline():
 
 INTERRUPTED = """
 import os, signal, sys, time
-from simulator.evaluation.runner import run_all
+from lab.evaluation.runner import run_all
 
 def forever(item):
     os.write(1, b"working\\n")  # whole, though two write at once

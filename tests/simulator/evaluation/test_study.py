@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.evaluation.bars import Bar, at_least, at_most
-from simulator.evaluation.spread import Spread, t_quantile
-from simulator.evaluation.study import Evaluation, geometric_mean
-from simulator.evaluation.suite import SuiteError
-from simulator.evaluation.summaries import Case, summarise_run
+from lab.evaluation.bars import Bar, at_least, at_most
+from lab.evaluation.spread import Spread, t_quantile
+from lab.evaluation.study import Evaluation, geometric_mean
+from lab.evaluation.suite import SuiteError
+from lab.evaluation.summaries import Case, summarise_run
 from tests.simulator.evaluation.made_up import SLOS, columns, result, suite
 
 # Two-sided quantiles of Student's t from printed tables.

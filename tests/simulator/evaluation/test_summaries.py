@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.evaluation.histogram import Histogram
-from simulator.evaluation.summaries import FIGURE_METRICS, RUN_METRICS, Case, pooled, summarise_run, thinned
-from simulator.virtual.result import TimelinePoint
+from lab.evaluation.histogram import Histogram
+from lab.evaluation.summaries import FIGURE_METRICS, RUN_METRICS, Case, pooled, summarise_run, thinned
+from lab.virtual.result import TimelinePoint
 from tests.simulator.evaluation.made_up import CASE, NAN, SLOS, columns, result
 
 ROWS = [

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from simulator.evaluation.catalogue import find_suite
-from simulator.evaluation.smoke import FITTED, SIZES, TUNED_FILE
-from simulator.evaluation.suite import Options, SuiteError
-from simulator.evaluation.summaries import Case
-from simulator.evaluation.tuning import TunedPolicy, read_tuned, tune, write_tuned
+from lab.evaluation.catalogue import find_suite
+from lab.evaluation.smoke import FITTED, SIZES, TUNED_FILE
+from lab.evaluation.suite import Options, SuiteError
+from lab.evaluation.summaries import Case
+from lab.evaluation.tuning import TunedPolicy, read_tuned, tune, write_tuned
 from tests.simulator.evaluation.made_up import columns, result, slower_the_further, tunable
 
 

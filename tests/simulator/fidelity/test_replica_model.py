@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bench.fidelity import bars, summary
+from lab.fitting.closed_loop import Load, run_closed_loop
+from lab.fitting.comparing import compare_profile
+from lab.fitting.correcting import log_errors, packaged_corrections
+from lab.fitting.curves import fit_non_negative
+from lab.fitting.operators import Correction, OperatorTimes, operator_times, sustained_share
+from lab.fitting.overload import first_gauge_s, kv_blocks, read_gauges, series_error
+from lab.fitting.silicon import B200, H100, read_silicon
+from lab.fitting.tables import BenchRequest
+from lab.fitting.targets import Estimate
 from simulator.core.limits import EngineLimits
 from simulator.core.timing import BatchWork, IterationModel
-from simulator.fitting.closed_loop import Load, run_closed_loop
-from simulator.fitting.comparing import compare_profile
-from simulator.fitting.correcting import log_errors, packaged_corrections
-from simulator.fitting.curves import fit_non_negative
-from simulator.fitting.operators import Correction, OperatorTimes, operator_times, sustained_share
-from simulator.fitting.overload import first_gauge_s, kv_blocks, read_gauges, series_error
-from simulator.fitting.silicon import B200, H100, read_silicon
-from simulator.fitting.tables import BenchRequest
-from simulator.fitting.targets import Estimate
 from simulator.profiles import packaged_profiles
 from trimtab.cli.main import app
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from lab.studies import runs, signals
+from lab.studies.findings import Verdict
+from lab.studies.measures import cliff, correlation, measure, ranks
+from lab.studies.observing import ServiceFleet, Signal, Unit
+from lab.studies.plots import FILES
+from lab.studies.steering import Cooling, Steering, calibrated, reversals
 from simulator.profiles import packaged_profiles
-from simulator.studies import runs, signals
-from simulator.studies.findings import Verdict
-from simulator.studies.measures import cliff, correlation, measure, ranks
-from simulator.studies.observing import ServiceFleet, Signal, Unit
-from simulator.studies.plots import FILES
-from simulator.studies.steering import Cooling, Steering, calibrated, reversals
 from simulator.traces.model import TraceRequest
 
 PROFILE = packaged_profiles()["h100-8b-tp1"]

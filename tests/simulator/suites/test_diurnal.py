@@ -5,16 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lab.baselines.interface import FleetView, RoleView
+from lab.evaluation.catalogue import find_suite
+from lab.evaluation.suite import Options, SuiteError
+from lab.evaluation.summaries import Case
+from lab.evaluation.tuning import read_tuned
+from lab.suites import diurnal_setup as day
+from lab.suites.diurnal import CONTENDERS, DECODE, PREFILL, TUNED_FILE, by_role, run_case
+from lab.virtual.control import ServiceTraffic
+from lab.virtual.scaled_control import ScaledLook
 from policy_engine.core.signals import FrontDoor
-from simulator.baselines.interface import FleetView, RoleView
-from simulator.evaluation.catalogue import find_suite
-from simulator.evaluation.suite import Options, SuiteError
-from simulator.evaluation.summaries import Case
-from simulator.evaluation.tuning import read_tuned
-from simulator.suites import diurnal_setup as day
-from simulator.suites.diurnal import CONTENDERS, DECODE, PREFILL, TUNED_FILE, by_role, run_case
-from simulator.virtual.control import ServiceTraffic
-from simulator.virtual.scaled_control import ScaledLook
 from trimtab.words import Role
 
 

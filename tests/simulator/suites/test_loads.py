@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from simulator.suites.calibrate_loads import attained
-from simulator.suites.capacity import ATTAINMENT, highest_rps
-from simulator.suites.loads import MAIN, MAIN_RANGE, TARGETS, packaged_loads, read_loads, scale_for
-from simulator.suites.static_fleets import run_static
-from simulator.suites.tre_setup import SLOS, STATIC_SPLIT, TRAINING_SEEDS, profiles
+from lab.suites.calibrate_loads import attained
+from lab.suites.capacity import ATTAINMENT, highest_rps
+from lab.suites.loads import MAIN, MAIN_RANGE, TARGETS, packaged_loads, read_loads, scale_for
+from lab.suites.static_fleets import run_static
+from lab.suites.tre_setup import SLOS, STATIC_SPLIT, TRAINING_SEEDS, profiles
 from simulator.traces.model import TraceRequest
 from simulator.traces.probes import CHAT, MODELS, PROBES, TOKEN_S
 from trimtab.config.yamlfile import YamlError

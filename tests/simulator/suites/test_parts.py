@@ -2,10 +2,10 @@
 
 import pytest
 
-from simulator.evaluation.catalogue import find_suite
-from simulator.evaluation.documents import Finding
-from simulator.evaluation.study import Evaluation
-from simulator.evaluation.suite import Options
+from lab.evaluation.catalogue import find_suite
+from lab.evaluation.documents import Finding
+from lab.evaluation.study import Evaluation
+from lab.evaluation.suite import Options
 
 OTHERS = "needs traces sinusoidal, decode, prefill, alternating, simul-spike, real-code"
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from simulator.suites.tre_bars import geomean_reduction, reduction, tre_bars, worst_reduction
+from lab.suites.tre_bars import geomean_reduction, reduction, tre_bars, worst_reduction
 
 TRACES = ("one", "two")
 P95_S = {

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from simulator.baselines.interface import RoleKey
-from simulator.evaluation.catalogue import find_suite
-from simulator.evaluation.suite import Options
-from simulator.evaluation.summaries import Case
-from simulator.suites.loads import packaged_loads
-from simulator.suites.tre import OTHER_LOADS, geomean_p95
-from simulator.suites.tre_policies import CONTENDERS, TUNED_FILE, policies_of, tuned_settings
-from simulator.suites.tre_run import rate_scale
-from simulator.suites.tre_setup import HELD_OUT_SEEDS, ONE_EACH, SLOS, STATIC_SPLIT, TRAINING_SEEDS
+from lab.baselines.interface import RoleKey
+from lab.evaluation.catalogue import find_suite
+from lab.evaluation.suite import Options
+from lab.evaluation.summaries import Case
+from lab.suites.loads import packaged_loads
+from lab.suites.tre import OTHER_LOADS, geomean_p95
+from lab.suites.tre_policies import CONTENDERS, TUNED_FILE, policies_of, tuned_settings
+from lab.suites.tre_run import rate_scale
+from lab.suites.tre_setup import HELD_OUT_SEEDS, ONE_EACH, SLOS, STATIC_SPLIT, TRAINING_SEEDS
 from simulator.traces.model import TraceError
 from simulator.traces.probes import MODELS, PROBES
 from trimtab.config.poolrules import PoolRules

@@ -2,8 +2,7 @@
 
 import pytest
 
-from policy_engine.core.overlay import first_awake, make_overlay
-from simulator.suites.tre_setup import (
+from lab.suites.tre_setup import (
     GPU_MEMORY_GIB,
     HELD_OUT_SEEDS,
     SLOS,
@@ -13,6 +12,7 @@ from simulator.suites.tre_setup import (
     profiles,
     service_policies,
 )
+from policy_engine.core.overlay import first_awake, make_overlay
 from simulator.traces.probes import FOOTPRINT_GPUS, MODELS, POOL_GPUS
 from simulator.traces.shaping import static_split
 from trimtab.config.specs import TokenServiceShare

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lab.virtual.pool_run import PoolSetup
 from simulator.profiles import packaged_profiles
 from simulator.traces.generators import Curve, Lengths
 from simulator.traces.model import TraceRequest
 from simulator.traces.streams import Stream, requests_of
-from simulator.virtual.pool_run import PoolSetup
 from trimtab.config.resources import Pool, ServicePolicy
 
 MODELS: Mapping[str, tuple[str, int]] = {"small": ("a100-7b-tp1", 1), "large": ("a100-14b-tp2", 2)}

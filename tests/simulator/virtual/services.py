@@ -1,10 +1,10 @@
 """A scaled service of prefill and decode replicas, small enough for tests."""
 
 from actuator.core.world import Node
+from lab.virtual.scaled_run import ScaledSetup
 from simulator.profiles import packaged_profiles
 from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate
 from simulator.traces.model import TraceRequest
-from simulator.virtual.scaled_run import ScaledSetup
 from trimtab.config.resources import Metadata, ServicePolicy
 from trimtab.config.specs import Proportional, Ratio, RoleSpec, ServicePolicySpec, Slo
 from trimtab.words import Role, TopologyLevel

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.virtual.counts import choose_awake
 from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.overlay import OverlayReplica, adopt_awake
 from policy_engine.core.vocabulary import MemberKey
-from simulator.virtual.counts import choose_awake
 from trimtab.words import LifeCycle, Role
 
 A, B, PAIR = (MemberKey(name, Role.COLOCATED) for name in ("a", "b", "pair"))

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.virtual.observing import VirtualCollector
+from lab.virtual.recording import SCHEMA, EngineRecorder
 from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.page import PageReader
@@ -28,8 +30,6 @@ from simulator.profiles import packaged_profiles
 from simulator.server.exposition import Gauge as PageGauge
 from simulator.server.exposition import Page
 from simulator.server.vllm_metrics import RequestParams, VllmMetrics
-from simulator.virtual.observing import VirtualCollector
-from simulator.virtual.recording import SCHEMA, EngineRecorder
 from trimtab.store.observations import merge
 from trimtab.words import Quality, Role
 

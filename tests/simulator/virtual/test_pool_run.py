@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from actuator.core.model import Limits, OperationKind, OperationState, StepKind
+from lab.baselines.interface import Desired, FleetView
+from lab.offline.fleet import colocated
+from lab.offline.outputs import GPU_POWER
+from lab.virtual.actuation import ActuatorPace
+from lab.virtual.control import PoolDesk, PoolLook, ShareController
+from lab.virtual.counts import CountController
+from lab.virtual.pool_run import START_S, PoolRun, PoolSetup, WindowPace, run_pool
+from lab.virtual.result import RunResult
+from lab.virtual.servers import ServerState
 from policy_engine.core.vocabulary import MemberKey
-from simulator.baselines.interface import Desired, FleetView
 from simulator.core.memory import OutOfMemory
-from simulator.offline.fleet import colocated
-from simulator.offline.outputs import GPU_POWER
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
-from simulator.virtual.actuation import ActuatorPace
-from simulator.virtual.control import PoolDesk, PoolLook, ShareController
-from simulator.virtual.counts import CountController
-from simulator.virtual.pool_run import START_S, PoolRun, PoolSetup, WindowPace, run_pool
-from simulator.virtual.result import RunResult
-from simulator.virtual.servers import ServerState
 from tests.simulator.virtual.pools import MODELS, pool_setup, stepped_trace
 from trimtab.words import LifeCycle, Role
 

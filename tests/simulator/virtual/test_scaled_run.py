@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from actuator.core.model import Limits
-from simulator.baselines.catalogue import BASELINES
-from simulator.baselines.interface import Desired, FleetView, RoleKey
-from simulator.offline.outputs import GPU_POWER
+from lab.baselines.catalogue import BASELINES
+from lab.baselines.interface import Desired, FleetView, RoleKey
+from lab.offline.outputs import GPU_POWER
+from lab.virtual.result import RunResult
+from lab.virtual.scaled_control import ProportionalController, ScaledCounts
+from lab.virtual.scaled_run import ScaledRun, ScaledSetup
 from simulator.profiles import packaged_profiles
-from simulator.virtual.result import RunResult
-from simulator.virtual.scaled_control import ProportionalController, ScaledCounts
-from simulator.virtual.scaled_run import ScaledRun, ScaledSetup
 from tests.simulator.virtual.services import NAME, PROFILE, policy, ramp, setup
 from trimtab.words import Role
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from lab.virtual.servers import ServerState, VirtualServers
 from simulator.core.memory import GpuId, OutOfMemory
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.profiles import packaged_profiles
-from simulator.virtual.servers import ServerState, VirtualServers
 from trimtab.words import Role
 
 A100 = packaged_profiles()["a100-8b-tp1"]

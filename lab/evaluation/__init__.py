@@ -1,0 +1,14 @@
+"""What replays are worth: SLO attainment, latencies and goodput of a pass, and one pass against another.
+
+`statistics` sums up a replay, `comparison` sets the demo's two passes against each other and has its figures and table.
+For suites (`trimtab evaluate`): `suite` says what one is, `catalogue` names them, `evaluating` runs one, `summaries`,
+`spread` and `study` hold what came out, `documents`, `tables`, `plots` and `report` tell it, `tuning` finds thresholds.
+
+All but `runner`, `outputs` and the file of `tuning` is pure. A lost request never counts as one within its SLO, and
+never as a latency.
+"""
+
+from lab.evaluation.comparison import DemoSummary, PassFigures, summary_table
+from lab.evaluation.statistics import PassSummary, Slo, summarise
+
+__all__ = ["DemoSummary", "PassFigures", "PassSummary", "Slo", "summarise", "summary_table"]

@@ -1,0 +1,71 @@
+"""`python -m lab.suites.calibrate_shares`: what Token Service Share knows of TRE's three models.
+
+Does what `trimtab calibrate --profile` does for each of them and prints the blocks; `--write` replaces the packaged
+file, from which the suite takes its ServicePolicies. No trace of the suite is looked at.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from pydantic import ValidationError
+
+from lab.calibration.calibrating import calibrate_profile
+from lab.calibration.fitting import CalibrationError
+from lab.calibration.report import document, policy_block
+from lab.calibration.sweeps import Sweep
+from lab.suites.tre_setup import SLOS, profiles
+from trimtab.config.specs import TokenServiceShare
+from trimtab.config.yamlfile import YamlError, read_yaml_documents
+
+SHARES_FILE = Path(__file__).parent / "tre_shares.yaml"
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.command()
+def main(write: Annotated[bool, typer.Option("--write", help="Write the packaged file.")] = False) -> None:
+    """Fit the three profiles."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    found: dict[str, object] = {}
+    for model, profile in profiles().items():
+        try:
+            calibration = calibrate_profile(profile, SLOS[model], Sweep())
+        except CalibrationError as error:
+            sys.stderr.write(f"error: {model}: {error}\n")
+            raise typer.Exit(1) from None
+        sys.stdout.write(f"# {model}\n{policy_block(calibration, today)}")
+        said = document(calibration, today)
+        found[model] = {name: said[name] for name in ("version", "source", "tokenServiceShare")}
+    if write:
+        SHARES_FILE.write_text(yaml.safe_dump(found, sort_keys=False, width=120), encoding="utf-8")
+
+
+@functools.cache
+def packaged_shares() -> Mapping[str, TokenServiceShare]:
+    """The packaged profiles, by model."""
+    return read_shares(SHARES_FILE)
+
+
+def read_shares(path: Path) -> Mapping[str, TokenServiceShare]:
+    """The profiles of a file. Raises `YamlError`, with the file's name and what is wrong."""
+    documents = read_yaml_documents(path)
+    models = documents[0] if documents and isinstance(documents[0], Mapping) else {}
+    try:
+        return {
+            str(model): TokenServiceShare.model_validate(entry["tokenServiceShare"]) for model, entry in models.items()
+        }
+    except (KeyError, TypeError, ValidationError) as error:
+        where = "; ".join(str(error).splitlines()[:2])
+        raise YamlError(f"{path}: not what calibrate_shares writes ({where}); write it anew with --write") from None
+
+
+if __name__ == "__main__":
+    app()

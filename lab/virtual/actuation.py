@@ -1,0 +1,306 @@
+"""The actuator on virtual time: its core decides, simulated servers carry it out, the gateway acknowledges.
+
+One cluster, one gateway, one pool or several. The core is stepped when something happened (a new desired state, the
+end of an action, an acknowledgement, a replica that became empty), when the time of a step has come and, while an
+operation is under way, as often as the real one looks at servers that an operation works on. Limits: looks are always
+fresh and nothing is stored, so that crashes of the actuator are for its own tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from actuator.core.admission_pool import PoolAnswer, PoolRequest, apply_pool_state
+from actuator.core.cancelling import cancel_operation
+from actuator.core.endpoints import EndpointState as ActuatorEndpointState
+from actuator.core.endpoints import endpoints_of
+from actuator.core.model import (
+    ActionKind,
+    Floor,
+    Gateway,
+    Gpu,
+    Limits,
+    Operation,
+    OperationKind,
+    Spec,
+    State,
+    StepKind,
+)
+from actuator.core.tick import due_s, tick
+from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
+from gateway.core.routing import Endpoint, EndpointState, Role
+from lab.virtual.gateway import CLUSTER, VirtualGateway
+from lab.virtual.servers import ServerState, VirtualServers
+from simulator.core.memory import GpuId
+from trimtab import words
+
+GATEWAY = "gateway"
+WRITER = "policy-engine"
+_ROLES = {role.value: role for role in Role}
+_STATES = {
+    ActuatorEndpointState.ROUTABLE: EndpointState.ROUTABLE,
+    ActuatorEndpointState.DRAINING: EndpointState.DRAINING,
+    ActuatorEndpointState.EVICTING: EndpointState.EVICTING,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ActuatorPace:
+    """How quickly things are noticed, as in the real actuator's settings."""
+
+    look_s: float = 0.25
+    """Between looks at servers that an operation works on."""
+    acknowledge_s: float = 0.02
+    """Until the gateway has applied an endpoint set and said so."""
+    answer_s: float = 0.0
+    """What a sleep, a wake and a canary token take beside the server's own time: the call, and a look at its end."""
+    again_s: float | None = None
+    """Until one more look after an acknowledgement or the end of an action; None where the next one has to do."""
+
+
+class VirtualActuator:
+    """One cluster's actuator. `nodes` and `specs` are what the cluster has; servers of all specs must exist."""
+
+    def __init__(
+        self,
+        servers: VirtualServers,
+        gateway: VirtualGateway,
+        *,
+        nodes: Sequence[Node],
+        specs: Sequence[Spec],
+        limits: Limits | None = None,
+        pace: ActuatorPace | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.servers = servers
+        self.gateway = gateway
+        self.limits = limits if limits is not None else Limits()
+        self.state = State()
+        self.operations_ended: list[Operation] = []
+        self._pace = pace if pace is not None else ActuatorPace()
+        self._nodes = {node.node: node for node in nodes}
+        self._specs = {spec.replica: spec for spec in specs}
+        self._busy: set[str] = set()
+        self._outcomes: list[Outcome] = []
+        self._due_s: float | None = None
+        self._on_change = on_change
+
+    def start(self) -> None:
+        """Take up the servers that are there, and let the gateway know of them."""
+        self._step()
+
+    def apply(self, request: PoolRequest) -> PoolAnswer:
+        """Take a pool's desired state. Raises `actuator.core.fencing.Refused`."""
+        answer = apply_pool_state(self._with_gateway(), request, self._world(), now_s=self._now_s, limits=self.limits)
+        self.state = answer.state
+        self._step()
+        return answer
+
+    def cancel(self, operation_id: str, reason: str) -> None:
+        """Roll an operation back. Raises `actuator.core.fencing.Refused`."""
+        self.state, _ = cancel_operation(
+            self._with_gateway(), operation_id, reason, self._world(), now_s=self._now_s, limits=self.limits
+        )
+        self._step()
+
+    def kick(self) -> None:
+        """Something happened that the core should look at now."""
+        self._call_at(self._now_s)
+
+    def unfinished(self) -> list[Operation]:
+        """Operations under way, oldest first."""
+        found = [operation for operation in self.state.operations.values() if not operation.finished]
+        return sorted(found, key=lambda operation: (operation.create_s, operation.operation_id))
+
+    @property
+    def _now_s(self) -> float:
+        return self.servers.clock.now_s
+
+    def _call_at(self, at_s: float) -> None:
+        if self._due_s is not None and self._due_s <= at_s:
+            return
+        self._due_s = at_s
+
+        def call(now_s: float) -> None:
+            if self._due_s is not None and self._due_s <= now_s:
+                self._due_s = None
+                self._step()
+
+        self.servers.clock.call_at(at_s, call)
+
+    def _look_again(self) -> None:
+        """What waits for a look from after this moment need not wait for the next one."""
+        if self._pace.again_s is not None:
+            self.servers.clock.call_at(self._now_s + self._pace.again_s, lambda _: self._step())
+
+    def _step(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        before = self.state
+        done = tick(self._with_gateway(), self._world(), outcomes, now_s=self._now_s, limits=self.limits)
+        self.state = done.state
+        for action in done.actions:
+            self._act(action)
+        ended = [
+            operation
+            for name, operation in self.state.operations.items()
+            if operation.finished and (name not in before.operations or not before.operations[name].finished)
+        ]
+        self.operations_ended.extend(ended)
+        if self.state.meta.endpoint_revision != self.gateway.revision:
+            self.servers.clock.call_at(self._now_s + self._pace.acknowledge_s, self._acknowledge)
+        if self.unfinished():
+            due = due_s(self.state, self._now_s)
+            look_s = self._now_s + self._pace.look_s
+            self._call_at(look_s if due is None else min(due, look_s))
+        if ended:
+            self._on_change()
+
+    def _acknowledge(self, now_s: float) -> None:
+        revision = self.state.meta.endpoint_revision
+        if revision == self.gateway.revision:
+            return
+        endpoints = [
+            Endpoint(
+                cluster=CLUSTER,
+                replica=item.replica,
+                service=item.service,
+                model=item.model,
+                address=item.address,
+                role=_ROLES[item.role.value],
+                state=_STATES[item.state],
+            )
+            for item in endpoints_of(self.state.replicas)
+        ]
+        self.gateway.apply(revision, endpoints, now_s)
+        self.kick()
+        self._look_again()
+
+    def _with_gateway(self) -> State:
+        left = self.gateway.left_behind()
+        said = Gateway(
+            gateway=GATEWAY,
+            lease_until_s=self._now_s + self.limits.gateway_lease_s,
+            acknowledged_revision=self.gateway.revision,
+            in_flight={item.replica: item.requests for item in left},
+            pinned={item.replica: item.pinned for item in left},
+        )
+        return dataclasses.replace(self.state, gateways={GATEWAY: said})
+
+    def _world(self) -> World:
+        now_s = self._now_s
+        listed: dict[str, Listed] = {}
+        sights: dict[str, Sight] = {}
+        worked_on = {step.replica for operation in self.unfinished() for step in operation.steps}
+        guarded = self._guarded()
+        for name, server in self.servers.by_name.items():
+            starting = server.state is ServerState.STARTING
+            run_state = RunState.STARTING if starting else RunState.RUNNING
+            listed[name] = Listed(spec=self._specs[name], address=f"virtual://{name}", run_state=run_state)
+            # A server is only asked for what somebody looks at: requests where their end is waited for, queue and
+            # cache where a release may leave too much to those who stay.
+            in_flight = self.servers.in_flight(name) if server.awake and name in worked_on else 0
+            guards = server.awake and (server.service, server.role) in guarded
+            waiting, kv_usage = self.servers.load(name) if guards else (None, None)
+            sights[name] = Sight(
+                as_of_s=now_s,
+                healthy=not starting,
+                sleeping=server.state in (ServerState.SLEEPING, ServerState.FALLING_ASLEEP, ServerState.WAKING),
+                in_flight=in_flight,
+                waiting=waiting,
+                kv_usage=kv_usage,
+            )
+        memory: dict[Gpu, GpuMemory] = {
+            (gpu.node, gpu.index): GpuMemory(used_gib=self.servers.memory.used_gib(gpu), memory_gib=gib, as_of_s=now_s)
+            for gpu, gib in self.servers.memory.capacity_gib.items()
+        }
+        return World(
+            listed=listed,
+            listed_as_of_s=now_s,
+            nodes=self._nodes,
+            gpu_memory=memory,
+            measures_gpus=True,
+            sights=sights,
+            busy=frozenset(self._busy),
+        )
+
+    def _guarded(self) -> set[tuple[str, words.Role]]:
+        """Service and role of every release that is under way in a transition: its donors are watched."""
+        return {
+            (spec.service, spec.role)
+            for operation in self.unfinished()
+            if operation.kind is OperationKind.TRANSITION
+            for step in operation.steps
+            if step.kind is StepKind.RELEASE and not step.finished
+            for spec in [self._specs[step.replica]]
+        }
+
+    def _act(self, action: Action) -> None:
+        name = action.replica
+        self._busy.add(name)
+
+        def done() -> None:
+            outcome = Outcome(kind=action.kind, replica=name, ok=True)
+            if self._pace.answer_s > 0:
+                self.servers.clock.call_at(self._now_s + self._pace.answer_s, lambda _: self._end(outcome))
+            else:
+                self._end(outcome)
+
+        if action.kind is ActionKind.SLEEP:
+            unfinished = self.servers.sleep(name, done)
+            if unfinished:
+                self._later(Outcome(kind=action.kind, replica=name, ok=False, busy=True, error="requests in flight"))
+        elif action.kind is ActionKind.WAKE:
+            short = self.servers.wake(name, done)
+            if short is not None:
+                self._later(Outcome(kind=action.kind, replica=name, ok=False, error=str(short)))
+        elif action.kind is ActionKind.CANARY:
+            self.servers.clock.call_at(self._now_s + self.servers.canary_s(name), lambda _: done())
+        else:
+            # Servers of a pool exist for a whole run; the core is told so if it ever asks for others.
+            error = f"servers cannot be {action.kind}d on virtual time"
+            self._later(Outcome(kind=action.kind, replica=name, ok=False, permanent=True, error=error))
+
+    def _later(self, outcome: Outcome) -> None:
+        self.servers.clock.call_at(self._now_s, lambda _: self._end(outcome))
+
+    def _end(self, outcome: Outcome) -> None:
+        self._busy.discard(outcome.replica)
+        self._outcomes.append(outcome)
+        self.kick()
+        self._look_again()
+
+
+def pool_request(
+    *,
+    pool: str,
+    state_revision: int,
+    overlay: Sequence[Spec],
+    awake: Sequence[str],
+    floors: Sequence[Floor],
+    budget_gpus: int,
+    drain_timeout_s: float,
+    sleep_level: int = 1,
+    decision_id: str = "",
+) -> PoolRequest:
+    """A desired state as the one writer of a run sends it: never fenced off, never expired."""
+    return PoolRequest(
+        pool=pool,
+        state_revision=state_revision,
+        overlay=tuple(overlay),
+        awake=tuple(awake),
+        floors=tuple(floors),
+        budget_gpus=budget_gpus,
+        decision_id=decision_id,
+        replica_revision=0,
+        expire_s=None,
+        drain_timeout_s=drain_timeout_s,
+        sleep_level=sleep_level,
+        writer=WRITER,
+        token=1,
+    )
+
+
+def gpu_ids(spec: Spec) -> tuple[GpuId, ...]:
+    """The GPUs of a spec as the simulator names them."""
+    return tuple(GpuId(node, index) for node, index in spec.gpus)

@@ -1,0 +1,202 @@
+"""Replicas that come and go on virtual time: the pre-scheduler's core places them, the actuator's creates and deletes.
+
+A cycle looks at the actuator's nodes and replicas as they are now, plans on a tree made of them, and hands the actuator
+whole groups, exactly as the pre-scheduler's shell does with its clusters; there is one cluster here and no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from actuator.core.admission_placement import GroupRequest, PlacementRequest, apply_placements
+from actuator.core.fencing import Refused
+from actuator.core.ledger import taken_gpus
+from actuator.core.model import ActionKind, Limits, OperationState, Spec, StepKind
+from actuator.core.world import Action, Node, Outcome
+from lab.virtual.actuation import ActuatorPace, VirtualActuator, gpu_ids
+from lab.virtual.gateway import CLUSTER
+from lab.virtual.servers import VirtualServers
+from lab.virtual.staged_gateway import StagedGateway
+from prescheduler.core.model import (
+    ClusterInventory,
+    GroupPlacement,
+    NodeColumns,
+    ScaledReplica,
+    ScalingRequest,
+    ServiceResult,
+)
+from prescheduler.core.pacing import Pace, note_placements
+from prescheduler.core.plan import plan_cycle
+from prescheduler.core.writes import ClusterWrite, fold_writes
+from simulator.core.profile import Profile
+from trimtab.words import HoldOwner, LifeCycle
+
+WRITER = "pre-scheduler"
+RETRY_PLACEMENT_S = 5.0
+"""The pre-scheduler's `retry_placement_s`: the first wait when what was placed is missing again."""
+_LEAVING = frozenset({LifeCycle.DRAINING, LifeCycle.TERMINATING})
+
+
+class PlacingActuator(VirtualActuator):
+    """An actuator whose servers are created and deleted. `profiles` are the cluster's, by name."""
+
+    def __init__(
+        self,
+        servers: VirtualServers,
+        gateway: StagedGateway,
+        *,
+        nodes: Sequence[Node],
+        profiles: Mapping[str, Profile],
+        limits: Limits | None = None,
+        pace: ActuatorPace | None = None,
+        on_created: Callable[[Spec], None],
+        on_deleted: Callable[[str], None],
+    ) -> None:
+        super().__init__(servers, gateway, nodes=nodes, specs=(), limits=limits, pace=pace)
+        self.lost_requests = 0
+        self._profiles = profiles
+        self._staged = gateway
+        self._on_created = on_created
+        self._on_deleted = on_deleted
+
+    def place(self, groups: Sequence[GroupPlacement], *, inventory_revision: int) -> ClusterWrite:
+        """Hand over what a cycle wants; which groups were refused, and why."""
+        request = PlacementRequest(
+            groups=tuple(_group_request(group) for group in groups),
+            inventory_revision=inventory_revision,
+            expire_s=None,
+            request_id="",
+            validate_only=False,
+            writer=WRITER,
+            token=1,
+        )
+        try:
+            answer = apply_placements(
+                self._with_gateway(), request, self._world(), now_s=self._now_s, limits=self.limits
+            )
+        except Refused as error:
+            return ClusterWrite(refused={}, error=str(error))
+        self.state = answer.state
+        self._step()
+        return ClusterWrite(refused={item.group: item.detail for item in answer.results if not item.accepted})
+
+    def inventory(self) -> ClusterInventory:
+        """The cluster's nodes with their free GPUs, and its replicas, as the pre-scheduler asks for them."""
+        world = self._world()
+        taken = taken_gpus(self.state.replicas, (), world)
+        nodes = [world.nodes[name] for name in sorted(world.nodes)]
+        deleting = {
+            step.replica
+            for operation in self.unfinished()
+            for step in operation.steps
+            if (step.kind is StepKind.DELETE and step.state in (OperationState.PENDING, OperationState.RUNNING))
+            or (step.kind is StepKind.CREATE and step.state is OperationState.ROLLING_BACK)
+        }
+        return ClusterInventory(
+            cluster=CLUSTER,
+            inventory_revision=self.state.meta.inventory_revision,
+            nodes=NodeColumns(
+                nodes=tuple(node.node for node in nodes),
+                vdcs=tuple(node.vdc for node in nodes),
+                s2s=tuple(node.s2 for node in nodes),
+                s1s=tuple(node.s1 for node in nodes),
+                gpu_types=tuple(node.gpu_type for node in nodes),
+                gpus=tuple(node.gpus for node in nodes),
+                free_gpu_masks=tuple(
+                    sum(1 << index for index in range(node.gpus) if (node.node, index) not in taken) for node in nodes
+                ),
+            ),
+            replicas=tuple(
+                ScaledReplica(
+                    name=name,
+                    service=record.spec.service,
+                    role=record.spec.role,
+                    cluster=CLUSTER,
+                    node=record.spec.node,
+                    group=record.spec.group,
+                    leaving=name in deleting
+                    or record.life_cycle in _LEAVING
+                    or any(hold.owner is HoldOwner.SOFT_SCALE_IN for hold in record.holds),
+                )
+                for name, record in sorted(self.state.replicas.items())
+            ),
+        )
+
+    def _act(self, action: Action) -> None:
+        if action.kind is ActionKind.CREATE and action.spec is not None:
+            self._create(action.spec)
+        elif action.kind is ActionKind.DELETE:
+            self._delete(action.replica)
+        else:
+            super()._act(action)
+
+    def _create(self, spec: Spec) -> None:
+        name = spec.replica
+        self._busy.add(name)
+        self._specs[name] = spec
+        short = self.servers.start(
+            name,
+            service=spec.service,
+            role=spec.role,
+            profile=self._profiles[spec.profile],
+            gpus=gpu_ids(spec),
+            done=self.kick,
+        )
+        if short is None:
+            self._on_created(spec)
+        error = "" if short is None else str(short)
+        self._later(Outcome(kind=ActionKind.CREATE, replica=name, ok=short is None, error=error))
+
+    def _delete(self, name: str) -> None:
+        self._busy.add(name)
+        if name in self.servers.by_name:
+            self.lost_requests += self._staged.cut_off(name, self._now_s)
+            self.servers.remove(name)
+            self._on_deleted(name)
+        self._later(Outcome(kind=ActionKind.DELETE, replica=name, ok=True))
+
+
+class PreScheduler:
+    """One cycle after another over the standing requests."""
+
+    def __init__(self, actuator: PlacingActuator) -> None:
+        self.denied = 0
+        """Cycles in which a request was not served as asked."""
+        self._actuator = actuator
+        self._paces: dict[str, Pace] = {}
+
+    def cycle(self, requests: Sequence[ScalingRequest], now_s: float) -> tuple[ServiceResult, ...]:
+        """Look, plan, write; what came of each request."""
+        inventory = self._actuator.inventory()
+        plan = plan_cycle([inventory], requests, now_s=now_s, paces=self._paces)
+        groups = plan.by_cluster().get(CLUSTER, ())
+        if groups:
+            write = self._actuator.place(groups, inventory_revision=inventory.inventory_revision)
+            plan = fold_writes(plan, {CLUSTER: write})
+        self._paces = note_placements(self._paces, plan, now_s=now_s, first_wait_s=RETRY_PLACEMENT_S)
+        self.denied += sum(1 for result in plan.results if result.constraint)
+        return plan.results
+
+
+def _group_request(group: GroupPlacement) -> GroupRequest:
+    return GroupRequest(
+        group=group.group,
+        service=group.service,
+        add=tuple(
+            Spec(
+                replica=item.replica,
+                service=group.service,
+                role=item.role,
+                model=item.model,
+                profile=item.profile,
+                node=item.node,
+                gpu_indices=item.gpu_indices,
+                gpu_type=item.gpu_type,
+                group=group.group,
+                decision_id=group.decision_id,
+            )
+            for item in group.add
+        ),
+        remove=tuple((item.role, item.count) for item in group.remove),
+        decision_id=group.decision_id,
+    )

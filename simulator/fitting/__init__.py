@@ -1,4 +1,0 @@
-"""Fits the packaged profiles to measured tables; run by `python -m simulator.fit_profiles`.
-
-Limits: dense models with grouped-query attention in bfloat16; no mixture of experts, no pipeline parallelism.
-"""
