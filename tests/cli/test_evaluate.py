@@ -139,7 +139,7 @@ def over_traces(evaluation: Evaluation) -> list[Bar]:
         trace: evaluation.change("fast", trace, "e2e_p95_s", against="slow").median for trace in evaluation.traces
     }
     ratios = [None if change is None else 1 + change for change in changes.values()]
-    own = [evaluation.spread("fast", trace, "e2e_p95_s").median for trace in evaluation.traces]
+    own = [evaluation.confidence("fast", trace, "e2e_p95_s").median for trace in evaluation.traces]
     return [
         at_most("mean_ratio", geometric_mean(ratios), 1.0, policies=("fast", "slow")),
         at_most("each_change", changes, 0.0, policies=("fast", "slow")),
@@ -212,7 +212,7 @@ def test_what_falls_short_in_a_part_falls_short_in_the_whole(made_up, tmp_path: 
         bars=lambda evaluation: [
             at_most(
                 "each_p95",
-                {trace: evaluation.spread("fast", trace, "e2e_p95_s").median for trace in evaluation.traces},
+                {trace: evaluation.confidence("fast", trace, "e2e_p95_s").median for trace in evaluation.traces},
                 0.1,
             )
         ]

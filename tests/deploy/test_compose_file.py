@@ -112,6 +112,14 @@ def test_the_dockerfile_runs_as_a_user_who_is_not_root() -> None:
     assert text.index("USER 65532") < min(text.index(f"AS {target}\n") for target in _dockerfile_targets())
 
 
+def test_the_simulator_is_in_the_image_of_the_fleet_alone() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    assert "mv /opt/trimtab/lib/python3*/site-packages/simulator /opt/simulated/" in text
+    assert "rm -r /opt/trimtab/lib/python3*/site-packages/lab" in text
+    with_simulator = {name for name, stage in _dockerfile_targets().items() if "/opt/simulated" in stage}
+    assert with_simulator == {"fleet"}
+
+
 def test_the_alerts_rest_on_series_that_the_services_export() -> None:
     rules: Mapping = yaml.safe_load((DEPLOY / "prometheus" / "rules" / "trimtab.yml").read_text())
     expressions = " ".join(rule["expr"] for group in rules["groups"] for rule in group["rules"])

@@ -1,6 +1,7 @@
 """The kustomize manifests, rendered: valid, restricted, and with the doors that the flow needs and no others."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -103,6 +104,20 @@ def test_the_base_renders_alone_and_brings_no_store(manifests: list[Manifest]) -
     base = _render(KUSTOMIZATION / "base")
     assert {m["metadata"]["name"] for m in _of_kind(base, "Deployment")} == set(GRPC_SERVICES)
     assert not list(_of_kind(base, "StatefulSet", "Secret"))
+
+
+def test_base_and_gateway_are_production_without_the_simulator(tmp_path: Path) -> None:
+    base, gateway = (os.path.relpath(KUSTOMIZATION / part, tmp_path) for part in ("base", "components/gateway"))
+    overlay = {"kind": "Kustomization", "namespace": "trimtab", "resources": [base], "components": [gateway]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    rendered = _render(tmp_path)
+    workloads = {m["metadata"]["name"]: m for m in _of_kind(rendered, "Deployment", "StatefulSet")}
+    assert set(workloads) == {*GRPC_SERVICES, "gateway"}
+    for name, workload in workloads.items():
+        assert _container(workload)["image"].partition(":")[0] == f"trimtab/{name}"
+    egress = _named(rendered, "NetworkPolicy", "gateway")["spec"]["egress"]
+    fleets = {"namespaceSelector": {"matchLabels": {"trimtab.dev/fleet": "true"}}}
+    assert [rule["ports"] for rule in egress if fleets in rule["to"]] == [[{"protocol": "TCP", "port": 8000}]]
 
 
 @pytest.mark.parametrize("name", EVERY_WORKLOAD)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from lab.chaos.middleman import Middleman
-from lab.chaos.slowline import SlowLine
+from lab.chaos.fault_proxy import FaultProxy
+from lab.chaos.slow_link import SlowLink
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -50,7 +50,7 @@ async def test_what_a_client_sends_comes_late_in_order_and_after_it_has_hung_up(
         asked.append(delay_s)
         return delay_s
 
-    line = SlowLine("127.0.0.1", port, delay_s=delay)
+    line = SlowLink("127.0.0.1", port, delay_s=delay)
     await line.start()
     host, _, line_port = line.address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(line_port))
@@ -71,7 +71,7 @@ async def test_what_a_client_sends_comes_late_in_order_and_after_it_has_hung_up(
 
 
 async def test_a_server_that_is_away_ends_the_connection(free_port: int) -> None:
-    line = SlowLine("127.0.0.1", free_port, delay_s=lambda: 0.0)
+    line = SlowLink("127.0.0.1", free_port, delay_s=lambda: 0.0)
     await line.start()
     host, _, line_port = line.address.partition(":")
     reader, _writer = await asyncio.open_connection(host, int(line_port))
@@ -81,12 +81,12 @@ async def test_a_server_that_is_away_ends_the_connection(free_port: int) -> None
 
 async def test_what_came_by_the_stream_is_complete_only_while_the_registry_holds_nothing_newer(store: Store) -> None:
     registry = EndpointRegistry(store, "local")
-    middleman = Middleman(None, registry)  # type: ignore[arg-type]  # nobody is called
-    assert not await middleman.knows_all(), "a store that holds nothing says nothing"
+    fault_proxy = FaultProxy(None, registry)  # type: ignore[arg-type]  # nobody is called
+    assert not await fault_proxy.knows_all(), "a store that holds nothing says nothing"
     known: list[bool] = []
     for revision in (7, 8, 8, 9):
         head = registry.new_head(revision=revision, leader_term=1, lease_s=3.0, now_s=time.time())
         await store.redis.hset(keys.endpoints("local"), "@head", head.SerializeToString())
-        known.append(await middleman.knows_all())
-        middleman._note(pb.WatchEndpointsResponse(revision=8))
+        known.append(await fault_proxy.knows_all())
+        fault_proxy._note(pb.WatchEndpointsResponse(revision=8))
     assert known == [False, True, True, False]

@@ -13,7 +13,7 @@ from lab.calibration.fitting import CalibrationError, fit_by_answers, fit_fixed,
 from lab.calibration.ranks import kendall, ranks, spearman
 from lab.calibration.shares import z_of
 from lab.calibration.signals import raw_qualities
-from lab.calibration.windows import Windows, fates, joined, pressures
+from lab.calibration.windows import Windows, joined, pressures, request_outcomes
 from lab.evaluation.statistics import Slo
 from policy_engine.core.load import OutputMemory, remember_output
 from policy_engine.core.signals import FrontDoor, RoleSignals, ok
@@ -98,7 +98,7 @@ def test_fates_are_those_of_the_requests_that_arrived_in_the_window() -> None:
         np.array([1.0, 1.0, 6.0, 0.2]), np.array([0.15, 0.03, math.nan, 0.06]), ttft_target_s=2.0, tpot_target_s=0.075
     )
     assert pressure.tolist() == pytest.approx([2.0, 0.5, 3.0, 0.8])
-    found, attained, count = fates(arrival_s, pressure, np.array([5.0, 10.0, 15.0]), window_s=5.0)
+    found, attained, count = request_outcomes(arrival_s, pressure, np.array([5.0, 10.0, 15.0]), window_s=5.0)
     # (0, 5] holds the arrivals at 1 and 5 s; the 95th percentile of 0.5 and 3 is 0.5 + 0.95 · 2.5.
     assert found[:2].tolist() == pytest.approx([2.875, 0.8 + 0.95 * 1.2])
     assert math.isnan(found[2])

@@ -1,11 +1,11 @@
-"""Drives the stepping and the jumping engine with the same workload and writes down the same things about both."""
+"""Drives the stepping and the event engine with the same workload and writes down the same things about both."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
 from simulator.core.engine import Engine
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import IterationModel
@@ -41,8 +41,8 @@ class Story:
         return times
 
 
-class LoggedJumps(JumpingEngine):
-    """A jumping engine that also says, iteration by iteration, what its runs stood for."""
+class LoggedJumps(EventEngine):
+    """An event engine that also says, iteration by iteration, what its runs stood for."""
 
     def __init__(self, limits: EngineLimits, timing: IterationModel) -> None:
         super().__init__(limits, timing)
@@ -64,12 +64,12 @@ class LoggedJumps(JumpingEngine):
             self.log[-1][1].append(sequence.request.request_id)
 
 
-def _final(engine: Engine | JumpingEngine) -> tuple[object, ...]:
+def _final(engine: Engine | EventEngine) -> tuple[object, ...]:
     pool = engine.pool
     return (engine.unfinished, engine.held_requests, pool.used_blocks, list(pool._idle), engine.counters)
 
 
-def _look(engine: Engine | JumpingEngine) -> tuple[int, ...]:
+def _look(engine: Engine | EventEngine) -> tuple[int, ...]:
     pool = engine.pool
     return (
         engine.num_running,
@@ -110,7 +110,7 @@ def step_through(limits: EngineLimits, timing: IterationModel, actions: Sequence
 
 
 def jump_through(limits: EngineLimits, timing: IterationModel, actions: Sequence[Action]) -> tuple[Story, int]:
-    """The jumping engine's story, and in how many runs it was told."""
+    """The event engine's story, and in how many runs it was told."""
     engine, story = LoggedJumps(limits, timing), Story()
     for action in actions:
         while engine.next_s < action.at_s:

@@ -1,4 +1,4 @@
-"""The jumping engine tells the same story as the stepping one, in fewer words."""
+"""The event engine tells the same story as the stepping one, in fewer words."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator.core.curves import DecodeCurve, DecodeCurves
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest, FinishReason
 from simulator.core.timing import BatchWork, IterationModel
@@ -183,7 +183,7 @@ def test_a_run_costs_one_event_however_long_it_is() -> None:
     limits = EngineLimits(
         max_num_batched_tokens=64, max_num_seqs=4, block_size=16, num_gpu_blocks=10_000, max_model_len=100_000
     )
-    engine = JumpingEngine(limits, UNIT)
+    engine = EventEngine(limits, UNIT)
     engine.submit(EngineRequest("a", 16, 50_000), 0.0)
     fired = 0
     finished: list[FinishedRequest] = []
@@ -196,7 +196,7 @@ def test_a_run_costs_one_event_however_long_it_is() -> None:
 
 
 def test_a_look_in_the_middle_of_a_run_shows_what_the_stepping_engine_holds() -> None:
-    engine = JumpingEngine(
+    engine = EventEngine(
         EngineLimits(max_num_batched_tokens=8, max_num_seqs=2, block_size=4, num_gpu_blocks=100, max_model_len=64),
         UNIT,
     )
@@ -213,7 +213,7 @@ def test_a_look_in_the_middle_of_a_run_shows_what_the_stepping_engine_holds() ->
 
 def test_the_end_of_the_iteration_under_way_is_known_in_the_middle_of_a_run() -> None:
     limits = EngineLimits(max_num_batched_tokens=64, max_num_seqs=4, block_size=4, num_gpu_blocks=64, max_model_len=64)
-    engine = JumpingEngine(limits, UNIT)
+    engine = EventEngine(limits, UNIT)
     assert engine.iteration_end_s(0.0) == math.inf
     engine.submit(EngineRequest("a", 4, 12), 0.0)
     engine.advance(0.0)
@@ -224,7 +224,7 @@ def test_the_end_of_the_iteration_under_way_is_known_in_the_middle_of_a_run() ->
 
 
 def test_a_stopped_engine_begins_nothing_and_goes_on_where_it_was() -> None:
-    engine = JumpingEngine(
+    engine = EventEngine(
         EngineLimits(max_num_batched_tokens=8, max_num_seqs=2, block_size=4, num_gpu_blocks=100, max_model_len=64),
         UNIT,
     )
@@ -240,7 +240,7 @@ def test_a_stopped_engine_begins_nothing_and_goes_on_where_it_was() -> None:
 
 
 def test_an_abort_in_a_run_keeps_the_tokens_of_the_iterations_that_ended() -> None:
-    engine = JumpingEngine(
+    engine = EventEngine(
         EngineLimits(max_num_batched_tokens=8, max_num_seqs=2, block_size=4, num_gpu_blocks=100, max_model_len=64),
         UNIT,
     )
@@ -292,10 +292,10 @@ def test_a_model_that_is_not_piecewise_linear_in_kv_is_refused() -> None:
 def test_curves_of_another_model_are_refused() -> None:
     limits = EngineLimits(max_num_batched_tokens=8, max_num_seqs=2, block_size=4, num_gpu_blocks=100, max_model_len=64)
     with pytest.raises(ValueError, match="another iteration model"):
-        JumpingEngine(limits, UNIT, DecodeCurves(DYADIC, 400))
+        EventEngine(limits, UNIT, DecodeCurves(DYADIC, 400))
 
 
 def test_an_idle_engine_has_nothing_to_fire() -> None:
     limits = EngineLimits(max_num_batched_tokens=8, max_num_seqs=2, block_size=4, num_gpu_blocks=100, max_model_len=64)
     with pytest.raises(ValueError, match="nothing is to happen"):
-        JumpingEngine(limits, UNIT).fire()
+        EventEngine(limits, UNIT).fire()

@@ -13,7 +13,7 @@ from lab.offline.fleet import ColocatedFleet, EngineClock
 from lab.offline.network import Place, link_between
 from lab.offline.records import Quantiles, Records
 from lab.offline.routing import LeastLoaded
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import IterationModel, KvLink
@@ -43,8 +43,8 @@ TRACES = st.lists(
 )
 
 
-def engine() -> JumpingEngine:
-    return JumpingEngine(LIMITS, TIMING)
+def engine() -> EventEngine:
+    return EventEngine(LIMITS, TIMING)
 
 
 @settings(max_examples=80, deadline=None)

@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest
 from simulator.core.timing import IterationModel
@@ -28,7 +28,7 @@ def waits_s(arrivals_s: np.ndarray, service_ticks: np.ndarray, slots: int) -> np
         max_model_len=longest,
         enable_prefix_caching=False,
     )
-    engine = JumpingEngine(limits, TICKING)
+    engine = EventEngine(limits, TICKING)
     waits = np.zeros(len(arrivals_s))
     finished = []
     for index, (at_s, ticks) in enumerate(zip(arrivals_s.tolist(), service_ticks.tolist(), strict=True)):

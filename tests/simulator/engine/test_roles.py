@@ -7,7 +7,7 @@ import pytest
 from lab.offline.experts import staged
 from lab.offline.outputs import GPU_POWER, GpuOutputs, gpu_outputs
 from lab.offline.ratio_sweep import RatioService, peak, sweep
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.requests import EngineRequest
 from simulator.core.timing import BatchWork, IterationModel
 from simulator.profiles import packaged_profiles
@@ -22,7 +22,7 @@ def decode_replica(rate_rps: float, seconds: float = 240.0) -> tuple[GpuOutputs,
     1,000 tokens of KV come with each request, 300 are generated; a request's first token came from prefill, so the wait
     for a place in the batch counts between its tokens.
     """
-    engine = JumpingEngine(H100.engine_limits(), H100.iteration_model())
+    engine = EventEngine(H100.engine_limits(), H100.iteration_model())
     load = ServiceLoad(
         service="s",
         request_rps=Curve(((0.0, rate_rps),)),
@@ -71,7 +71,7 @@ def test_decode_utilisation_is_high_and_flat_while_latency_has_a_cliff_where_the
 def test_prefill_utilisation_follows_the_load() -> None:
     shares = []
     for rate_rps in (2.0, 6.0):
-        engine = JumpingEngine(H100.engine_limits(), H100.iteration_model())
+        engine = EventEngine(H100.engine_limits(), H100.iteration_model())
         before = engine.observe(0.0)
         for number in range(int(60 * rate_rps)):
             engine.advance(number / rate_rps)
@@ -87,7 +87,7 @@ def test_prefill_utilisation_follows_the_load() -> None:
 
 
 def test_an_idle_replica_draws_idle_power_and_a_window_has_a_length() -> None:
-    engine = JumpingEngine(H100.engine_limits(), H100.iteration_model())
+    engine = EventEngine(H100.engine_limits(), H100.iteration_model())
     gauges = engine.observe(0.0)
     outputs = gpu_outputs(gauges, gauges, window_s=1.0, timing=H100.iteration_model(), power=GPU_POWER["H100"], gpus=2)
     assert (outputs.gpu_utilisation_ratio, outputs.sm_activity_ratio, outputs.power_w) == (0.0, 0.0, 150.0)
@@ -117,7 +117,7 @@ def test_the_slower_pool_of_a_mixture_of_experts_sets_the_pace(attention: int, f
 
 def test_a_unit_of_attention_and_ffn_replicas_runs_as_an_engine() -> None:
     model = staged(H100.iteration_model(), ffn_share=0.67, attention_replicas=1, ffn_replicas=2, exchange_s=0.002)
-    engine = JumpingEngine(H100.engine_limits(), model)
+    engine = EventEngine(H100.engine_limits(), model)
     engine.submit(EngineRequest("a", 3000, 1), 0.0)
     (finished,) = engine.advance(10.0)
     assert finished.finished_s == model.iteration_s(BatchWork(3000, 0, 0, 3000 * 1500.0))

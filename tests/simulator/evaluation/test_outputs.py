@@ -33,7 +33,7 @@ def finding(**changes) -> Finding:
         bars=lambda evaluation: (
             at_most("p95_change", evaluation.change("fast", "one", "e2e_p95_s", against="slow").median, -0.4),
             at_least(
-                "attainment", {trace: evaluation.spread("fast", trace, "slo_attainment").mean for trace in "x"}, 0.9
+                "attainment", {trace: evaluation.confidence("fast", trace, "slo_attainment").mean for trace in "x"}, 0.9
             ),
         ),
         notes=lambda evaluation: [f"{len(evaluation.runs)} runs"],
@@ -87,9 +87,13 @@ def test_the_table_has_a_line_for_every_figure(found):
     assert len(set(keys)) == len(keys)
     at = dict(zip(keys, rows, strict=True))
     p95 = at["one", "fast", "all", "e2e_p95_s"]
-    spread = found.evaluation.spread("fast", "one", "e2e_p95_s")
-    assert (float(p95["mean"]), float(p95["ci_low"]), float(p95["high"])) == (spread.mean, spread.ci_low, spread.high)
-    assert float(p95["pooled"]) == pytest.approx(spread.mean, rel=0.2)
+    confidence = found.evaluation.confidence("fast", "one", "e2e_p95_s")
+    assert (float(p95["mean"]), float(p95["ci_low"]), float(p95["high"])) == (
+        confidence.mean,
+        confidence.ci_low,
+        confidence.high,
+    )
+    assert float(p95["pooled"]) == pytest.approx(confidence.mean, rel=0.2)
     energy = at["one", "fast", "all", "energy_kwh"]
     assert (energy["seeds"], energy["missing"], energy["mean"]) == ("0", "3", "")
     assert at["other", "slow", "all", "counts.looks"]["median"] == "10.0"

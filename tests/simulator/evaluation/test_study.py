@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.evaluation.bars import Bar, at_least, at_most
-from lab.evaluation.spread import Spread, t_quantile
+from lab.evaluation.confidence import Confidence, t_quantile
 from lab.evaluation.study import Evaluation, geometric_mean
 from lab.evaluation.suite import SuiteError
 from lab.evaluation.summaries import Case, summarise_run
@@ -34,29 +34,39 @@ def test_students_t_has_no_quantile_outside_its_range(degrees, confidence):
 
 
 def test_a_spread_by_hand():
-    spread = Spread.of([2.0, 4.0, 9.0])
-    assert (spread.seeds, spread.missing, spread.mean, spread.median, spread.low, spread.high) == (3, 0, 5, 4, 2, 9)
+    confidence = Confidence.of([2.0, 4.0, 9.0])
+    assert (
+        confidence.seeds,
+        confidence.missing,
+        confidence.mean,
+        confidence.median,
+        confidence.low,
+        confidence.high,
+    ) == (3, 0, 5, 4, 2, 9)
     half = 4.3027 * statistics.stdev([2, 4, 9]) / math.sqrt(3)
-    assert (spread.ci_low, spread.ci_high) == (pytest.approx(5 - half, abs=1e-3), pytest.approx(5 + half, abs=1e-3))
+    assert (confidence.ci_low, confidence.ci_high) == (
+        pytest.approx(5 - half, abs=1e-3),
+        pytest.approx(5 + half, abs=1e-3),
+    )
 
 
 def test_one_seed_has_no_interval_and_none_has_nothing():
-    assert Spread.of([3.0]) == Spread(1, 0, 3.0, 3.0, 3.0, 3.0, None, None)
-    assert Spread.of([None, math.nan]) == Spread(0, 2, None, None, None, None, None, None)
-    assert Spread.of([]) == Spread(0, 0, None, None, None, None, None, None)
+    assert Confidence.of([3.0]) == Confidence(1, 0, 3.0, 3.0, 3.0, 3.0, None, None)
+    assert Confidence.of([None, math.nan]) == Confidence(0, 2, None, None, None, None, None, None)
+    assert Confidence.of([]) == Confidence(0, 0, None, None, None, None, None, None)
 
 
 def test_missing_seeds_are_counted_and_are_not_zero():
-    spread = Spread.of([4.0, None, 6.0])
-    assert (spread.seeds, spread.missing, spread.mean, spread.low) == (2, 1, 5.0, 4.0)
+    confidence = Confidence.of([4.0, None, 6.0])
+    assert (confidence.seeds, confidence.missing, confidence.mean, confidence.low) == (2, 1, 5.0, 4.0)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
 def test_the_mean_lies_within_its_interval_and_range(values):
-    spread = Spread.of(values)
+    confidence = Confidence.of(values)
     slack = 1e-9 * max(map(abs, values))
-    assert spread.ci_low - slack <= spread.mean <= spread.ci_high + slack
-    assert spread.low - slack <= spread.mean <= spread.high + slack
+    assert confidence.ci_low - slack <= confidence.mean <= confidence.ci_high + slack
+    assert confidence.low - slack <= confidence.mean <= confidence.high + slack
 
 
 def evaluation(e2e_s: dict[Case, float], failures: dict[Case, str] | None = None) -> Evaluation:
@@ -93,14 +103,14 @@ def test_a_seed_that_failed_is_missing_from_both_sides_of_a_change():
     some = evaluation(left, {Case("new", "t", 3): "gone"})
     change = some.change("new", "t", "e2e_p95_s", against="old")
     assert (change.seeds, change.missing, change.median) == (2, 1, pytest.approx(-0.3))
-    assert some.spread("new", "t", "e2e_p95_s").seeds == 2
-    assert some.change("new", "t", "e2e_p95_s", against="nobody") == Spread.of([None] * 3)
+    assert some.confidence("new", "t", "e2e_p95_s").seeds == 2
+    assert some.change("new", "t", "e2e_p95_s", against="nobody") == Confidence.of([None] * 3)
 
 
 def test_what_was_not_run_is_none():
     nothing = evaluation({})
     assert nothing.pooled("new", "t") is None
-    assert nothing.spread("new", "t", "e2e_p95_s").mean is None
+    assert nothing.confidence("new", "t", "e2e_p95_s").mean is None
     assert nothing.services() == ()
 
 

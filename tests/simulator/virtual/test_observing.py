@@ -23,7 +23,7 @@ from policy_engine.core.observed import role_signals
 from policy_engine.core.signals import RoleSignals, Signal
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.engine import Engine
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.profiles import packaged_profiles
@@ -105,7 +105,7 @@ class Jumped:
     """The same engine in jumps, with its recorder."""
 
     def __init__(self, profile: Profile) -> None:
-        self.engine = JumpingEngine(profile.engine_limits(), profile.iteration_model())
+        self.engine = EventEngine(profile.engine_limits(), profile.iteration_model())
         self.recorder = EngineRecorder(self.engine)
 
     def submit(self, request: EngineRequest, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """What every engine keeps, however it counts its iterations: requests, the queue, KV blocks and counters.
 
-`Engine` (iteration by iteration) and `JumpingEngine` (runs of iterations at once) build on it, so that admission,
+`Engine` (iteration by iteration) and `EventEngine` (runs of iterations at once) build on it, so that admission,
 prefix reuse, preemption and the end of a request are the same code for both.
 """
 
@@ -50,7 +50,7 @@ def _hashes(sequence: Sequence) -> tuple[int, ...]:
     return sequence.request.block_hashes + own if own else sequence.request.block_hashes
 
 
-class EngineBooks(Generic[S]):
+class EngineBase(Generic[S]):
     """Queue, deferred requests, held KV and the block pool of one engine."""
 
     # A fleet has thousands of engines: slots keep each within few cache lines.

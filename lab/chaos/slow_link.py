@@ -12,7 +12,7 @@ from contextlib import suppress
 _CHUNK = 65536
 
 
-class SlowLine:
+class SlowLink:
     """Listens on a port that the system chooses."""
 
     def __init__(self, host: str, port: int, *, delay_s: Callable[[], float]) -> None:

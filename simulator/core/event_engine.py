@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 
-from simulator.core.books import EngineBooks
 from simulator.core.curves import DecodeCurve, DecodeCurves
 from simulator.core.decode_batch import DecodeBatch, Runner
+from simulator.core.engine_base import EngineBase
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineGauges, EngineRequest, FinishedRequest, FinishReason
 from simulator.core.timing import IterationModel
@@ -25,7 +25,7 @@ from simulator.core.timing import IterationModel
 _NEVER_S = math.inf
 
 
-class JumpingEngine(EngineBooks[Runner]):
+class EventEngine(EngineBase[Runner]):
     """One engine core on virtual time that costs work per event, not per token."""
 
     __slots__ = (

@@ -26,7 +26,7 @@ _SERVICE = "trimtab.actuator.v1.ActuatorService"
 _Context = grpc.aio.ServicerContext[object, object]
 
 
-class Middleman:
+class FaultProxy:
     """Serves the two methods that gateways call, and no others."""
 
     def __init__(
@@ -110,17 +110,17 @@ class Middleman:
         await asyncio.gather(*self._late, return_exceptions=True)
 
 
-async def serve_middleman(middleman: Middleman) -> tuple[grpc.aio.Server, str]:
+async def serve_fault_proxy(fault_proxy: FaultProxy) -> tuple[grpc.aio.Server, str]:
     """A server that runs, and its host:port, which the system chose."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "WatchEndpoints": grpc.unary_stream_rpc_method_handler(
-            middleman.watch_endpoints,
+            fault_proxy.watch_endpoints,
             request_deserializer=pb.WatchEndpointsRequest.FromString,
             response_serializer=pb.WatchEndpointsResponse.SerializeToString,
         ),
         "AcknowledgeEndpoints": grpc.unary_unary_rpc_method_handler(
-            middleman.acknowledge_endpoints,
+            fault_proxy.acknowledge_endpoints,
             request_deserializer=pb.AcknowledgeEndpointsRequest.FromString,
             response_serializer=pb.AcknowledgeEndpointsResponse.SerializeToString,
         ),

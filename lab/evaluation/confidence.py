@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Spread:
+class Confidence:
     """A figure over seeds. None where no seed has it; the interval also where fewer than two have."""
 
     seeds: int
@@ -33,8 +33,8 @@ class Spread:
     ci_high: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> Spread:
-        """The spread of one value a seed; what is None or not finite counts as missing."""
+    def of(cls, values: Sequence[float | None]) -> Confidence:
+        """Mean, interval and range of one value a seed; what is None or not finite counts as missing."""
         known = [float(value) for value in values if value is not None and math.isfinite(value)]
         missing = len(values) - len(known)
         if not known:
