@@ -221,7 +221,7 @@ def test_decisions_outlive_a_restart_of_the_store(compose_stack: Stack) -> None:
 
 def test_prometheus_accepts_its_configuration_and_the_alerts_pass_their_tests(promtool: Stack) -> None:
     deploy = f"{promtool.repository}/deploy/prometheus"
-    tests = f"{promtool.repository}/tests/deploy/alerts.test.yml"
+    tests = f"{promtool.repository}/tests/docker/alerts.test.yml"
     run = ["run", "--rm", "--network", "none", "-v", f"{deploy}:/etc/prometheus:ro", "--entrypoint", "promtool"]
     checked = promtool.docker(*run, promtool.prometheus_image, "check", "config", "/etc/prometheus/prometheus.yml")
     assert "SUCCESS" in checked

@@ -15,8 +15,6 @@ import grpc
 import pytest
 from aiohttp import web
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from actuator_rig import LIMITS, spec
-from controller_helpers import counted, eventually
 from prometheus_client import CollectorRegistry
 
 from actuator.core.model import Goal, Operation, OperationKind, OperationState, State, Step, StepKind
@@ -18,6 +16,8 @@ from actuator.shell.controller import Controller, ControllerParts
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
 from actuator.shell.routing import StreamRouting
+from tests.services.actuator.controller_helpers import counted, eventually
+from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.rpc.errors import Unavailable
 from trimtab.store.errors import StoreUnavailable
 

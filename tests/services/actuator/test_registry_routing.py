@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from actuator_rig import spec
 
 from actuator.core.endpoints import leased, unaware
 from actuator.core.model import Gateway, Meta, Replica, State
 from actuator.shell.records import Records
 from actuator.shell.registry import RegistryRouting
 from actuator.shell.routing import StreamRouting
+from tests.unit.actuator.actuator_rig import spec
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.store import keys
 from trimtab.store.client import Store

@@ -8,9 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from actuator_rig import LIMITS, spec
 from aiohttp import web
-from old_vllm import OldVllm
 
 from actuator.core.model import ActionKind, Gpu
 from actuator.core.world import Action, Listed, Node, Outcome, RunState
@@ -22,6 +20,8 @@ from actuator.shell.observer import Observer, look
 from actuator.shell.settings import ActuatorSettings
 from actuator.shell.static_backend import StaticBackend, TargetsFileError
 from actuator.shell.vllm_client import Gauges, VllmClient, VllmError, parse_gauges
+from tests.support.old_vllm import OldVllm
+from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.config.settings import SettingsError, load_settings
 from trimtab.words import Role
 

@@ -1,15 +1,12 @@
 """An actuator that stood still for longer than its lease: what it goes on with, and what its callers are told."""
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from actuator_rig import LIMITS, spec
-from controller_helpers import counted, eventually
 from prometheus_client import CollectorRegistry
 
 from actuator.core.model import State
@@ -19,7 +16,8 @@ from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
-from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from tests.services.actuator.controller_helpers import counted, eventually
+from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -193,27 +191,3 @@ async def test_an_answer_that_comes_after_the_lease_is_over_takes_no_stream_away
         assert served
         assert await changed(cluster) == 1
         assert cluster.controller.state.meta.endpoint_revision == revision, "its memory went on"
-
-
-async def test_a_suspended_process_stands_by_for_its_successor_and_comes_back_after_it(
-    stack: Any, processes: Any, free_ports: Any
-) -> None:
-    stack.start_fleet()
-    stack.start_actuator("--lease-ttl-s", "1")
-    await stack.bring_up()
-    before = await stack.life_cycles()
-    processes.running["actuator"].send_signal(signal.SIGSTOP)
-    other = type(stack)(processes, stack.store_url, free_ports(4))
-    other.fleet = stack.fleet
-    other.start_actuator("--lease-ttl-s", "1", name="successor")
-    try:
-        await other.until(other.replicas, what="the take-over")
-        processes.running["actuator"].send_signal(signal.SIGCONT)
-        await stack.until(stack.stands_by, what="the end of the first one's reign")
-        processes.kill("successor")
-        assert await stack.until(stack.life_cycles, what="the first one's return") == before
-        response = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
-        assert (await stack.ended(response.operation.operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
-    finally:
-        processes.running["actuator"].send_signal(signal.SIGCONT)
-        await other.close()

@@ -241,7 +241,7 @@ def test_material_is_the_folder_that_holds_data(inside: Inside, given: str, tmp_
 def test_so_it_is_for_the_commands_of_the_repository(argv: list[str], tmp_path: Path) -> None:
     (tmp_path / "perf").mkdir()
     command = [sys.executable, "-m", *argv, str(tmp_path)]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=root)
     assert f"{tmp_path}: no data/perf in it; name the folder that holds data/" in the_line(done)
 
@@ -253,7 +253,7 @@ def test_a_bench_whose_material_is_not_where_it_looks_says_how_to_pass_it(tmp_pa
         text=True,
         timeout=60,
         check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env=os.environ | {"TRIMTAB_TEST_MATERIAL": str(tmp_path / "nowhere")},
     )
     assert done.returncode == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_errors import run, the_line
+from tests.services.cli.test_errors import run, the_line
 from trimtab.cli.addresses import LocalAddresses
 from trimtab.cli.connect import CommandError
 from trimtab.cli.fresh import MARKER_NAME, fresh_folder

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from tests.cli.test_errors import POOL
+from tests.services.cli.test_errors import POOL
 from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
 from trimtab.cli import up
 from trimtab.cli.connect import Endpoints, open_services

@@ -10,7 +10,7 @@ import yaml
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 
-GRAFANA = Path(__file__).parents[2] / "deploy" / "grafana"
+GRAFANA = Path(__file__).parents[3] / "deploy" / "grafana"
 BOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 _NAME = re.compile(r"\b(?:trimtab|process)_[a-z0-9_]+")
 _LABEL = re.compile(r'\b(signal|latency|quality)="([a-z0-9_]+)"')

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.readiness import Standing, readiness
 from gateway.core.routing import Endpoint, Role, Router, RoutingLimits
 from gateway.shell.settings import GatewaySettings
-from tests.gateway.test_registry import ROUTABLE, Writer, gauge
+from tests.services.gateway.test_registry import ROUTABLE, Writer, gauge
 from trimtab.config.settings import SettingsError, load_settings
 from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore

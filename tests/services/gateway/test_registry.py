@@ -266,7 +266,7 @@ async def test_a_suspended_gateway_asks_the_registry_before_it_routes_on(
 async def test_a_gateway_needs_no_more_of_the_store_than_the_documentation_says(
     gateway: Any, own_store: EmbeddedStore, writer: Writer
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "store.md").read_text(encoding="utf-8")
     command = page.split("```\nACL SETUSER gateway")[1].split("```")[0]
     rules = command.replace("CLUSTER", "local").replace("PASSWORD", "secret").split()
     await writer.store.redis.execute_command("ACL", "SETUSER", "gateway", *rules)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from tests.policy.test_service import apply_policy, apply_pool, policy, policy_document, pool, refusal
+from tests.services.policy.test_service import apply_policy, apply_pool, policy, policy_document, pool, refusal
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.cli.resources import apply_resources
 from trimtab.config.resources import parse_document, parse_pool

@@ -16,7 +16,7 @@ from trimtab.errors import StartupError
 from trimtab.store import embedded
 from trimtab.store.embedded import EmbeddedStore
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENVIRON = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from trimtab.logging import configure_logging, mask_passwords
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import logging, structlog

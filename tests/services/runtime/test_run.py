@@ -18,7 +18,7 @@ from trimtab.rpc import healthcheck, run
 from trimtab.rpc.run import ServiceContext, run_until_stopped
 from trimtab.store import keys
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("demo_service.py")
 Spawn = Callable[..., "subprocess.Popen[str]"]
 

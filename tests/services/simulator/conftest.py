@@ -12,6 +12,7 @@ from simulator.core.profile import Profile
 from simulator.profiles import packaged_profiles
 from simulator.server.app import make_app
 from simulator.server.server import ServerSettings, SimulatedServer
+from tests.support.gateway import gateway  # noqa: F401
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from old_vllm import OldVllm
 
+from tests.support.old_vllm import OldVllm
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2

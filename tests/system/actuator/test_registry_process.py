@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_process import SWAPPED, group, place
 
+from tests.system.actuator.test_process import SWAPPED, group, place
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore

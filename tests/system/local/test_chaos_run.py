@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import TRIMTAB
+from tests.support.stack import TRIMTAB
 
 MUST_BE_ZERO = (
     "lost_by_trimtab",

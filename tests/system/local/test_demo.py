@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import TRIMTAB
+from tests.support.stack import TRIMTAB
 
 
 @pytest.mark.timeout(400)

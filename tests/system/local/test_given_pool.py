@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.stack import CALL_TIMEOUT_S, Stack, eventually, running_stack
+from tests.support.stack import CALL_TIMEOUT_S, Stack, eventually, running_stack
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 TOPOLOGY = {
     "apiVersion": "trimtab.dev/v1",
     "kind": "Topology",

@@ -14,7 +14,7 @@ import yaml
 from simulator.replay.client import ReplayOptions, replay
 from simulator.replay.report import Outcome, RequestRecord
 from simulator.traces.model import TraceRequest
-from tests.e2e.stack import SCENARIO, Stack, documents, eventually, running_stack
+from tests.support.stack import SCENARIO, Stack, documents, eventually, running_stack
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.stack import SCENARIO, Stack, eventually, policy_document, running_stack
+from tests.support.stack import SCENARIO, Stack, eventually, policy_document, running_stack
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2

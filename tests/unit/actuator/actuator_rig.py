@@ -10,10 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
 
-from actuator_fleet_model import LIMITS, STEP_S, Doing, Fleet, Request, Server, spec
-from actuator_gateway_model import Gateway
-from actuator_invariants import broken_by
-
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
 from actuator.core.endpoints import endpoints_of
@@ -21,6 +17,9 @@ from actuator.core.model import ActionKind, Floor, Operation, Spec, State
 from actuator.core.model import Gateway as Statement
 from actuator.core.tick import Tick, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
+from tests.unit.actuator.actuator_fleet_model import LIMITS, STEP_S, Doing, Fleet, Request, Server, spec
+from tests.unit.actuator.actuator_gateway_model import Gateway
+from tests.unit.actuator.actuator_invariants import broken_by
 from trimtab.words import LifeCycle
 
 __all__ = ["LIMITS", "STEP_S", "Gateway", "Request", "Rig", "Server", "spec"]

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from actuator_fleet_model import STEP_S, Request
-from actuator_rig import LIMITS, Rig, spec
 
 from actuator.core.admission_placement import GroupRequest, PlacementRequest, apply_placements
 from actuator.core.fencing import Refused
 from actuator.core.model import Goal, Operation, OperationKind, OperationState, Spec, State
 from actuator.shell.records import Records
+from tests.unit.actuator.actuator_fleet_model import STEP_S, Request
+from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff
 from trimtab.store.lease import Lease

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from actuator_rig import LIMITS, spec
 
 from actuator.core import holds
 from actuator.core.endpoints import EndpointState, endpoint_of, gateway_requests, leased, unaware
@@ -12,6 +11,7 @@ from actuator.core.ledger import blockers
 from actuator.core.lifecycle import TRANSITIONS, EdgeKind, ForbiddenTransition, edge, move, timeout_s
 from actuator.core.model import Gateway, Meta, Replica
 from actuator.core.world import GpuMemory, World
+from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.words import HoldOwner, LifeCycle
 
 S, A, D, Z, R, T, F, U = (

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from actuator_rig import LIMITS, Rig, spec
 
 from actuator.core.admission_placement import (
     GroupRequest,
@@ -16,6 +15,7 @@ from actuator.core.cancelling import cancel_operation
 from actuator.core.draft import Draft
 from actuator.core.fencing import MAX_WRITERS, Refused
 from actuator.core.model import OperationState, State
+from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.words import Role
 
 

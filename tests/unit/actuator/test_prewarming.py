@@ -9,8 +9,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from actuator_fleet_model import START_S, WAKE_S
-from actuator_rig import LIMITS, STEP_S, Rig, spec
 
 from actuator.core import holds
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
@@ -18,6 +16,8 @@ from actuator.core.fencing import Refused
 from actuator.core.model import ActionKind, Floor, Operation, OperationKind, OperationState, State, StepKind
 from actuator.core.tick import tick
 from actuator.core.world import World
+from tests.unit.actuator.actuator_fleet_model import START_S, WAKE_S
+from tests.unit.actuator.actuator_rig import LIMITS, STEP_S, Rig, spec
 from trimtab.words import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("a-2", 2), spec("b-0", 0), spec("b-1", 1), spec("c-0", 0)]

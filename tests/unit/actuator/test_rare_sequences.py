@@ -6,7 +6,6 @@ Every test is named after what went wrong. The rules that they hold stand in ``d
 from dataclasses import replace
 
 import pytest
-from actuator_rig import LIMITS, Rig, spec
 
 from actuator.core.lifecycle import ForbiddenTransition, move
 from actuator.core.model import (
@@ -23,6 +22,7 @@ from actuator.core.model import (
 )
 from actuator.core.tick import fail_static, tick
 from actuator.core.world import Action, Listed, Outcome, RunState, Sight, World
+from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.words import LifeCycle
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]

@@ -4,8 +4,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from actuator_fleet_model import Server
-from actuator_rig import LIMITS, Request, Rig, spec
 
 from actuator.core import holds
 from actuator.core.draft import Draft
@@ -14,6 +12,8 @@ from actuator.core.ledger import awake_gpus
 from actuator.core.model import Floor, OperationKind, OperationState, State
 from actuator.core.steps import drained
 from actuator.core.tick import due_s
+from tests.unit.actuator.actuator_fleet_model import Server
+from tests.unit.actuator.actuator_rig import LIMITS, Request, Rig, spec
 from trimtab.words import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]

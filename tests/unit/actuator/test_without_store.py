@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from actuator_rig import LIMITS, spec
 
 from actuator.core.model import (
     ActionKind,
@@ -20,6 +19,7 @@ from actuator.core.model import (
 )
 from actuator.core.tick import fail_static, resume
 from actuator.core.world import World
+from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.words import LifeCycle
 
 NOW_S = 1000.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 Mapping = dict[str, Any]
 
 COMPOSE: Mapping = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())

@@ -18,7 +18,7 @@ from policy_engine.shell.settings import EngineSettings
 from prescheduler.shell.settings import PreSchedulerSettings
 from trimtab.config.settings import ServiceSettings, load_settings
 
-KUSTOMIZATION = Path(__file__).parents[2] / "deploy" / "kubernetes"
+KUSTOMIZATION = Path(__file__).parents[3] / "deploy" / "kubernetes"
 KUBERNETES_VERSION = "1.31"
 
 Manifest = dict[str, Any]

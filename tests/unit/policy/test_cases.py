@@ -18,7 +18,7 @@ from policy_engine.core.pool import PoolState, UnderWay, bar, decide_pool, settl
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.tss import Share
 from policy_engine.core.vocabulary import MemberKey, Region, Rule
-from tests.policy.births import born
+from tests.unit.policy.births import born
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle, Quality, Role
 

@@ -25,7 +25,7 @@ from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, de
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.units import shape_of, unit_bounds
 from policy_engine.core.vocabulary import DecisionKind, MemberKey
-from tests.policy.births import born, facts
+from tests.unit.policy.births import born, facts
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import Quality, Role

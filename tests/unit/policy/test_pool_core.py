@@ -5,7 +5,7 @@ from dataclasses import replace
 from policy_engine.core.pool import PoolInput, PoolState, decide_pool
 from policy_engine.core.signals import RoleSignals, Signal
 from policy_engine.core.vocabulary import DecisionKind
-from tests.policy.births import born, facts
+from tests.unit.policy.births import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import Quality
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policy_engine.core.pool import UnderWay, decide_pool, settle
 from policy_engine.core.signals import FrontDoor, RoleSignals, ok
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, MemberKey, Rule
-from tests.policy.births import born, facts
+from tests.unit.policy.births import born, facts
 from trimtab.config.poolrules import PoolRules
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle, Role

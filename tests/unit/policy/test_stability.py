@@ -13,7 +13,7 @@ import pytest
 from policy_engine.core.pool import PoolState, decide_pool
 from policy_engine.core.signals import FrontDoor, RoleSignals, ok
 from policy_engine.core.vocabulary import MemberKey
-from tests.policy.births import born, facts
+from tests.unit.policy.births import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import Role
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from metrics_collector.core.dialects import Dialect, load_dialects
 from metrics_collector.core.page import PageError, PageReader
 from metrics_collector.core.schema import Reading
-from tests.collector.pages.pagetexts import COMPUTED, by_reference, page_text, present, reference_samples
+from tests.unit.collector.pages.pagetexts import COMPUTED, by_reference, page_text, present, reference_samples
 
 DIALECTS = {dialect.name: dialect for dialect in load_dialects()}
 ANY_PAGE = st.sampled_from(sorted(DIALECTS)).flatmap(

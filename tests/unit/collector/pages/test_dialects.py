@@ -10,9 +10,9 @@ from metrics_collector.core.dialects.model import QUANTITIES
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.pagerow import COLUMN
 from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Latency
-from tests.collector.pages.pagetexts import histogram, present, series
+from tests.unit.collector.pages.pagetexts import histogram, present, series
 
-DOCS = Path(__file__).parents[3] / "docs" / "dialects.md"
+DOCS = Path(__file__).parents[4] / "docs" / "dialects.md"
 GOOD = """
 name: mine
 marks: ["my_running"]

@@ -14,7 +14,7 @@ import pytest
 from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import MAX_LAYOUTS_BYTES, Hint, PageError, PageReader
 from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Gauge, Reading
-from tests.collector.pages.pagetexts import histogram, series
+from tests.unit.collector.pages.pagetexts import histogram, series
 
 MUTATIONS = 100_000
 # One in so many is of a full page; the others are of pages with the families alone that are read.

@@ -7,7 +7,7 @@ import pytest
 
 from metrics_collector.core.liveness import Signs, Witness, judge, witness
 from metrics_collector.core.schema import Reading
-from tests.collector.windows.fleet import Fleet, page, target
+from tests.unit.collector.windows.fleet import Fleet, page, target
 from trimtab.api.collector.v1 import collector_pb2 as pb
 
 UP, STUCK, ASLEEP = pb.TARGET_STATE_UP, pb.TARGET_STATE_STUCK, pb.TARGET_STATE_ASLEEP

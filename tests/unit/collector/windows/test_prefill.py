@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrics_collector.core.schema import Counter, Latency, schema_of
-from tests.collector.windows.fleet import OneServer, increase, page, value
+from tests.unit.collector.windows.fleet import OneServer, increase, page, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
 
 TIMED = schema_of(((Latency.TTFT, (1.0, math.inf)), (Latency.QUEUE, (1.0, math.inf))))

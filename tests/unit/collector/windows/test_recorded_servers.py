@@ -9,7 +9,7 @@ from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.liveness import Witness
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.schema import COUNTER_COLUMN, Counter
-from tests.collector.windows.fleet import Fleet, OneServer, increase, target, value
+from tests.unit.collector.windows.fleet import Fleet, OneServer, increase, target, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
 
 Capture = Callable[[str], bytes]

@@ -14,7 +14,7 @@ from metrics_collector.core.liveness import Witness
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN
 from metrics_collector.core.schema import COUNTERS, GAUGES, Latency, Reading, schema_of
 from metrics_collector.core.targets import RoleKey, Target
-from tests.collector.windows.fleet import BARE, PLAIN, Fleet, page, target
+from tests.unit.collector.windows.fleet import BARE, PLAIN, Fleet, page, target
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.store.observations import merge, signal

@@ -20,7 +20,7 @@ from metrics_collector.core.schema import (
 )
 from metrics_collector.core.table import MAX_GAP_S, SeriesTable
 from metrics_collector.core.window import Window, window_length_s
-from tests.collector.windows.fleet import BARE, PLAIN, OneServer, increase, page, value
+from tests.unit.collector.windows.fleet import BARE, PLAIN, OneServer, increase, page, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
 
 

@@ -18,7 +18,7 @@ from lab.evaluation.report import report
 from lab.evaluation.suite import SuiteError
 from lab.evaluation.summaries import Case
 from lab.evaluation.tables import tables
-from tests.simulator.evaluation.made_up import drawn, suite
+from tests.unit.lab.evaluation.made_up import drawn, suite
 
 NASTY = "<script>alert('x')</script> & \"more\""
 

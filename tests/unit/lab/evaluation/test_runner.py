@@ -13,7 +13,7 @@ from lab.evaluation.evaluating import drawn, evaluate
 from lab.evaluation.runner import Outcome, run_all
 from lab.evaluation.suite import SuiteError
 from lab.evaluation.summaries import Case
-from tests.simulator.evaluation.made_up import suite
+from tests.unit.lab.evaluation.made_up import suite
 
 
 def backwards(item: int) -> int:

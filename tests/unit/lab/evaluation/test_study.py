@@ -13,7 +13,7 @@ from lab.evaluation.spread import Spread, t_quantile
 from lab.evaluation.study import Evaluation, geometric_mean
 from lab.evaluation.suite import SuiteError
 from lab.evaluation.summaries import Case, summarise_run
-from tests.simulator.evaluation.made_up import SLOS, columns, result, suite
+from tests.unit.lab.evaluation.made_up import SLOS, columns, result, suite
 
 # Two-sided quantiles of Student's t from printed tables.
 T_TABLE = [

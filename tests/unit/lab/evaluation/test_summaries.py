@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lab.evaluation.histogram import Histogram
 from lab.evaluation.summaries import FIGURE_METRICS, RUN_METRICS, Case, pooled, summarise_run, thinned
 from lab.virtual.result import TimelinePoint
-from tests.simulator.evaluation.made_up import CASE, NAN, SLOS, columns, result
+from tests.unit.lab.evaluation.made_up import CASE, NAN, SLOS, columns, result
 
 ROWS = [
     # service, arrival, first token, end, output tokens, lost

@@ -9,7 +9,7 @@ from lab.evaluation.smoke import FITTED, SIZES, TUNED_FILE
 from lab.evaluation.suite import Options, SuiteError
 from lab.evaluation.summaries import Case
 from lab.evaluation.tuning import TunedPolicy, read_tuned, tune, write_tuned
-from tests.simulator.evaluation.made_up import columns, result, slower_the_further, tunable
+from tests.unit.lab.evaluation.made_up import columns, result, slower_the_further, tunable
 
 
 @pytest.mark.parametrize("exhaustive", [True, False])

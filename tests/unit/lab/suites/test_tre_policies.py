@@ -21,7 +21,7 @@ from trimtab.config.resources import parse_document
 from trimtab.config.specs import PoolSpec
 from trimtab.config.yamlfile import read_yaml_documents
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "tre"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "tre"
 SUITE = find_suite("tre", Options(duration_s=30.0))
 
 

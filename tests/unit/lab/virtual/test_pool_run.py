@@ -22,7 +22,7 @@ from policy_engine.core.vocabulary import MemberKey
 from simulator.core.memory import OutOfMemory
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
-from tests.simulator.virtual.pools import MODELS, pool_setup, stepped_trace
+from tests.unit.lab.virtual.pools import MODELS, pool_setup, stepped_trace
 from trimtab.words import LifeCycle, Role
 
 DURATION_S = 120.0

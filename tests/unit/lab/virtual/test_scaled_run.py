@@ -13,7 +13,7 @@ from lab.virtual.result import RunResult
 from lab.virtual.scaled_control import ProportionalController, ScaledCounts
 from lab.virtual.scaled_run import ScaledRun, ScaledSetup
 from simulator.profiles import packaged_profiles
-from tests.simulator.virtual.services import NAME, PROFILE, policy, ramp, setup
+from tests.unit.lab.virtual.services import NAME, PROFILE, policy, ramp, setup
 from trimtab.words import Role
 
 

@@ -13,7 +13,7 @@ from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest, FinishReason
 from simulator.core.timing import BatchWork, IterationModel
 from simulator.profiles import packaged_profiles
-from tests.simulator.engine.engine_rig import Action, Story, jump_through, step_through
+from tests.unit.simulator.engine.engine_rig import Action, Story, jump_through, step_through
 
 DYADIC = IterationModel(
     host_s=0.125,
