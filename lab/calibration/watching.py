@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from lab.calibration.windows import Floats, Windows, fates, pressures
+from lab.calibration.windows import Floats, Windows, pressures, request_outcomes
 from lab.evaluation.statistics import Slo
 from lab.offline.fleet import EngineClock
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.recording import EngineRecorder
 from policy_engine.core.signals import RoleSignals, Signal
 from policy_engine.core.vocabulary import MemberKey
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from trimtab.words import Role
@@ -44,7 +44,7 @@ class Watch:
         self._ends_s: list[float] = []
         self._views: dict[Role, list[RoleSignals]] = {}
 
-    def add(self, index: int, role: Role, engine: JumpingEngine, gpus: int) -> None:
+    def add(self, index: int, role: Role, engine: EventEngine, gpus: int) -> None:
         """Look at the engine that the clock knows by `index`, from now on; it has served nothing yet."""
         self._roles[index] = role
         self._recorders[index] = EngineRecorder(engine)
@@ -80,7 +80,7 @@ class Watch:
         """Those of a role, once everything that arrived has ended; without the ones that could not be read."""
         views, ends_s = self._views[role], np.array(self._ends_s)
         arrival_s, pressure = _pressures(self._finished[role], role, slo)
-        found, attained, count = fates(arrival_s, pressure, ends_s, window_s=WINDOW_S)
+        found, attained, count = request_outcomes(arrival_s, pressure, ends_s, window_s=WINDOW_S)
         columns = {name: np.array([_number(getattr(view, name)) for view in views]) for name in _COLUMNS}
         windows = Windows(
             run=np.zeros(len(views), dtype=np.int64),

@@ -92,7 +92,9 @@ def pressures(ttft_s: Floats, tpot_s: Floats, *, ttft_target_s: float, tpot_targ
     return np.asarray(np.fmax(ttft_s / ttft_target_s, tpot_s / tpot_target_s))
 
 
-def fates(arrival_s: Floats, pressure: Floats, ends_s: Floats, *, window_s: float) -> tuple[Floats, Floats, Floats]:
+def request_outcomes(
+    arrival_s: Floats, pressure: Floats, ends_s: Floats, *, window_s: float
+) -> tuple[Floats, Floats, Floats]:
     """(pressure, share within the SLO, requests) of each window (end − window_s, end], from requests by arrival."""
     order = np.argsort(arrival_s, kind="stable")
     arrival_s, pressure = arrival_s[order], pressure[order]

@@ -20,8 +20,8 @@ import grpc
 import structlog
 
 from lab.chaos.access import Access
+from lab.chaos.fault_proxy import FaultProxy
 from lab.chaos.losses import Trouble
-from lab.chaos.middleman import Middleman
 from lab.chaos.plan import SERVER_FAULTS, VICTIMS, FaultKind, PlannedFault, choose
 from lab.chaos.watch import Watch
 from trimtab.api.actuator.v1 import actuator_pb2
@@ -52,10 +52,10 @@ class Injected:
 class Injector:
     """Runs a plan; `injected` and `troubles` say what was done, `skipped` what found no victim."""
 
-    def __init__(self, access: Access, middleman: Middleman, watch: Watch, *, service: str) -> None:
+    def __init__(self, access: Access, fault_proxy: FaultProxy, watch: Watch, *, service: str) -> None:
         """`service` is one whose windows tell that the collector works."""
         self._access = access
-        self._middleman = middleman
+        self._fault_proxy = fault_proxy
         self._watch = watch
         self._service = service
         self._followed: set[asyncio.Task[None]] = set()
@@ -210,11 +210,11 @@ class Injector:
     # The gateway
 
     async def _delay_acknowledgements(self, fault: PlannedFault, done: Injected) -> None:
-        self._middleman.delay_s = fault.delay_s
+        self._fault_proxy.delay_s = fault.delay_s
         try:
             await asyncio.sleep(fault.length_s)
         finally:
-            self._middleman.delay_s = 0.0
+            self._fault_proxy.delay_s = 0.0
         await self._acknowledges(done)
 
     async def _suspend(self, pid: int, fault: PlannedFault, done: Injected) -> None:
@@ -226,9 +226,9 @@ class Injector:
         await self._acknowledges(done)
 
     async def _acknowledges(self, done: Injected) -> None:
-        delivered, since_s = self._middleman.delivered, time.monotonic()
+        delivered, since_s = self._fault_proxy.delivered, time.monotonic()
 
         async def again() -> bool:
-            return self._middleman.delivered > delivered
+            return self._fault_proxy.delivered > delivered
 
         done.recovery_s = await self._until(again, since_s)

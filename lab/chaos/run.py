@@ -1,6 +1,6 @@
 """One chaos run against a stack that is up: load, faults and looks side by side, then the reckoning.
 
-The stack has to be laid out already, and its gateway has to reach the actuator through the middleman.
+The stack has to be laid out already, and its gateway has to reach the actuator through the fault proxy.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import aiohttp
 import grpc
 
 from lab.chaos.access import Access
+from lab.chaos.fault_proxy import FaultProxy
 from lab.chaos.inject import Injector
 from lab.chaos.load import BASE_FLOOR, SERVICES, FloorChange, chaos_load, floor_changes
 from lab.chaos.losses import judge, read_failures
-from lab.chaos.middleman import Middleman
 from lab.chaos.plan import plan_faults
 from lab.chaos.report import ChaosReport
 from lab.chaos.rules import tokens_that_fell, undecided
@@ -60,7 +60,7 @@ class ChaosOptions:
 
 async def run_chaos(
     access: Access,
-    middleman: Middleman,
+    fault_proxy: FaultProxy,
     options: ChaosOptions,
     *,
     set_floors: SetFloors,
@@ -69,8 +69,8 @@ async def run_chaos(
     stopping: asyncio.Event | None = None,
 ) -> ChaosReport:
     """Trouble the stack for `duration_s` and count. What is under way at the end is waited for."""
-    watch = Watch(access, middleman, dict.fromkeys(SERVICES, BASE_FLOOR))
-    injector = Injector(access, middleman, watch, service=SERVICES[0])
+    watch = Watch(access, fault_proxy, dict.fromkeys(SERVICES, BASE_FLOOR))
+    injector = Injector(access, fault_proxy, watch, service=SERVICES[0])
     before = await _server_counts(access)
     watching = asyncio.create_task(watch.run())
     floors = asyncio.create_task(_move_floors(floor_changes(duration_s=options.duration_s), set_floors))

@@ -15,7 +15,7 @@ import aiohttp
 import grpc
 
 from lab.chaos.access import Access
-from lab.chaos.middleman import Middleman
+from lab.chaos.fault_proxy import FaultProxy
 from lab.chaos.rules import Seen, hidden_below_floor, two_awake
 from trimtab.api.actuator.v1 import actuator_pb2
 
@@ -56,9 +56,9 @@ class Breaches:
 class Watch:
     """Runs its looks until its task is cancelled; a look that fails is not counted as one."""
 
-    def __init__(self, access: Access, middleman: Middleman, floors: Mapping[str, int]) -> None:
+    def __init__(self, access: Access, fault_proxy: FaultProxy, floors: Mapping[str, int]) -> None:
         self._access = access
-        self._middleman = middleman
+        self._fault_proxy = fault_proxy
         self._floors = floors
         self._hidden: dict[str, _Hidden] = {}
         self._words: dict[str, bool | None] = {}
@@ -126,8 +126,8 @@ class Watch:
         """A server whose hiding the gateway has confirmed may receive nothing more until it is shown again."""
         confirmed = {
             name: revision
-            for name, revision in self._middleman.hidden_since.items()
-            if revision <= self._middleman.acknowledged_revision
+            for name, revision in self._fault_proxy.hidden_since.items()
+            if revision <= self._fault_proxy.acknowledged_revision
         }
         self._hidden = {
             name: self._hidden[name]
@@ -140,7 +140,7 @@ class Watch:
             if hidden.looks <= LOOKS_ON_THE_WIRE:
                 continue
             received = int((await self._access.fleet(f"/replicas/{name}/stats"))["requests_received"])
-            if not await self._middleman.knows_all() or self._middleman.hidden_since.get(name) != hidden.revision:
+            if not await self._fault_proxy.knows_all() or self._fault_proxy.hidden_since.get(name) != hidden.revision:
                 continue  # it may have been shown again meanwhile
             if hidden.received is not None and received > hidden.received:
                 text = f"{name} received {received - hidden.received} requests after revision {hidden.revision}"

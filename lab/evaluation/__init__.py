@@ -2,7 +2,8 @@
 
 `statistics` sums up a replay, `comparison` sets the demo's two passes against each other and has its figures and table.
 For suites (`trimtab evaluate`): `suite` says what one is, `catalogue` names them, `evaluating` runs one, `summaries`,
-`spread` and `study` hold what came out, `documents`, `tables`, `plots` and `report` tell it, `tuning` finds thresholds.
+`confidence` and `study` hold the results, `documents`, `tables`, `plots` and `report` show them, `tuning` finds
+thresholds.
 
 All but `runner`, `outputs` and the file of `tuning` is pure. A lost request never counts as one within its SLO, and
 never as a latency.

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from lab.evaluation.bars import Bar
+from lab.evaluation.confidence import Confidence
 from lab.evaluation.runner import error_line
-from lab.evaluation.spread import Spread
 from lab.evaluation.study import Evaluation
 from lab.evaluation.suite import Suite
 from lab.evaluation.summaries import ALL, FIGURE_METRICS, RUN_METRICS
@@ -171,15 +171,23 @@ def _rows(evaluation: Evaluation) -> Iterator[Sequence[object]]:
             for service in services:
                 together = evaluation.pooled(policy, trace, service)
                 for metric, of in FIGURE_METRICS.items():
-                    spread = evaluation.spread(policy, trace, metric, service)
-                    yield _row((trace, policy, service, metric), spread, of(together) if together else None)
+                    confidence = evaluation.confidence(policy, trace, metric, service)
+                    yield _row((trace, policy, service, metric), confidence, of(together) if together else None)
             for metric in (*RUN_METRICS, *count_names(evaluation)):
-                yield _row((trace, policy, ALL, metric), evaluation.spread(policy, trace, metric), None)
+                yield _row((trace, policy, ALL, metric), evaluation.confidence(policy, trace, metric), None)
 
 
-def _row(head: Sequence[str], spread: Spread, together: float | None) -> Sequence[object]:
-    figures = (spread.mean, spread.ci_low, spread.ci_high, spread.median, spread.low, spread.high, together)
-    return (*head, spread.seeds, spread.missing, *("" if figure is None else figure for figure in figures))
+def _row(head: Sequence[str], confidence: Confidence, together: float | None) -> Sequence[object]:
+    figures = (
+        confidence.mean,
+        confidence.ci_low,
+        confidence.ci_high,
+        confidence.median,
+        confidence.low,
+        confidence.high,
+        together,
+    )
+    return (*head, confidence.seeds, confidence.missing, *("" if figure is None else figure for figure in figures))
 
 
 def count_names(evaluation: Evaluation) -> tuple[str, ...]:
@@ -191,12 +199,12 @@ def _results(evaluation: Evaluation, policy: str, trace: str) -> dict[str, objec
     runs = evaluation.of(policy, trace)
     return {
         "over_seeds": {
-            **_spreads(evaluation, policy, trace, (*FIGURE_METRICS, *RUN_METRICS, *count_names(evaluation)), ALL),
+            **_confidences(evaluation, policy, trace, (*FIGURE_METRICS, *RUN_METRICS, *count_names(evaluation)), ALL),
         },
         "pooled": _pooled(evaluation, policy, trace, ALL),
         "services": {
             service: {
-                "over_seeds": _spreads(evaluation, policy, trace, tuple(FIGURE_METRICS), service),
+                "over_seeds": _confidences(evaluation, policy, trace, tuple(FIGURE_METRICS), service),
                 "pooled": _pooled(evaluation, policy, trace, service),
             }
             for service in evaluation.services()
@@ -209,10 +217,10 @@ def _results(evaluation: Evaluation, policy: str, trace: str) -> dict[str, objec
     }
 
 
-def _spreads(
+def _confidences(
     evaluation: Evaluation, policy: str, trace: str, metrics: Sequence[str], service: str
 ) -> dict[str, object]:
-    return {metric: dataclasses.asdict(evaluation.spread(policy, trace, metric, service)) for metric in metrics}
+    return {metric: dataclasses.asdict(evaluation.confidence(policy, trace, metric, service)) for metric in metrics}
 
 
 def _pooled(evaluation: Evaluation, policy: str, trace: str, service: str) -> dict[str, object] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lab.evaluation.spread import Spread
+from lab.evaluation.confidence import Confidence
 
 MISSING = "–"
 
@@ -62,22 +62,22 @@ SHOWN = {
 """By the name of the metric."""
 
 
-def with_interval(metric: str, spread: Spread, sign: str = " ± ") -> str:
+def with_interval(metric: str, confidence: Confidence, sign: str = " ± ") -> str:
     """Mean and half the width of its confidence interval, as `1.23 ± 0.04`; the mean alone where there is none."""
     shown = SHOWN[metric]
-    if spread.mean is None or spread.ci_high is None:
-        return shown.text(spread.mean)
-    digits = _digits(spread.mean * shown.factor) if shown.digits is None else shown.digits
-    half = dataclasses.replace(shown, digits=digits).text(spread.ci_high - spread.mean)
-    return f"{shown.text(spread.mean)}{sign}{half}"
+    if confidence.mean is None or confidence.ci_high is None:
+        return shown.text(confidence.mean)
+    digits = _digits(confidence.mean * shown.factor) if shown.digits is None else shown.digits
+    half = dataclasses.replace(shown, digits=digits).text(confidence.ci_high - confidence.mean)
+    return f"{shown.text(confidence.mean)}{sign}{half}"
 
 
-def with_range(metric: str, spread: Spread) -> str:
+def with_range(metric: str, confidence: Confidence) -> str:
     """Median and the least and largest of the seeds, as `1.23 (1.10 to 1.31)`."""
     shown = SHOWN[metric]
-    if spread.median is None or spread.seeds < 2:
-        return shown.text(spread.median)
-    return f"{shown.text(spread.median)} ({shown.text(spread.low)} to {shown.text(spread.high)})"
+    if confidence.median is None or confidence.seeds < 2:
+        return shown.text(confidence.median)
+    return f"{shown.text(confidence.median)} ({shown.text(confidence.low)} to {shown.text(confidence.high)})"
 
 
 def change_text(value: float | None) -> str:

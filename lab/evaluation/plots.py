@@ -17,7 +17,7 @@ import matplotlib.ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.evaluation.spread import Spread
+from lab.evaluation.confidence import Confidence
 from lab.evaluation.statistics import Slo
 from lab.evaluation.study import Evaluation
 from lab.evaluation.summaries import RunSummary
@@ -272,7 +272,7 @@ def _costs(evaluation: Evaluation) -> Figure:
 
 
 def _cost(axes: Axes, evaluation: Evaluation, policy: str, trace: str, index: int) -> None:
-    hours, share = (evaluation.spread(policy, trace, metric) for metric in ("gpu_hours", "slo_attainment"))
+    hours, share = (evaluation.confidence(policy, trace, metric) for metric in ("gpu_hours", "slo_attainment"))
     if hours.mean is None or share.mean is None:
         return
     axes.errorbar(
@@ -289,5 +289,5 @@ def _cost(axes: Axes, evaluation: Evaluation, policy: str, trace: str, index: in
     )
 
 
-def _halves(spread: Spread) -> list[float] | None:
-    return None if spread.mean is None or spread.ci_high is None else [spread.ci_high - spread.mean]
+def _halves(confidence: Confidence) -> list[float] | None:
+    return None if confidence.mean is None or confidence.ci_high is None else [confidence.ci_high - confidence.mean]

@@ -10,17 +10,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
+from lab.evaluation.confidence import Confidence
 from lab.evaluation.documents import COMPARED, Finding, count_names, inputs
 from lab.evaluation.formatting import MISSING, SHOWN, change_text, with_interval, with_range
 from lab.evaluation.plots import INK, Plot
 from lab.evaluation.report_style import STYLE
-from lab.evaluation.spread import Spread
 from lab.evaluation.study import Evaluation
 from lab.evaluation.summaries import ALL, FIGURE_METRICS, LATENCIES, RUN_METRICS
 from lab.evaluation.tables import OVERALL_HEADINGS, overall_cells, summary_line, value_text
 
 _SERVICE = ("slo_attainment", "ttft_attainment", "tpot_attainment", "goodput_rps", "output_tps")
-_FATES = ("requests", "lost", "unfinished", "reissued")
+_OUTCOMES = ("requests", "lost", "unfinished", "reissued")
 _COST = tuple(RUN_METRICS)
 _READING = """
 Every policy meets the same requests: a trace and a seed make the same arrivals and lengths for all.
@@ -109,20 +109,20 @@ def _trace(finding: Finding, trace: str, plots: Sequence[Plot]) -> Iterator[str]
     yield f"<p>{escape(finding.suite.traces[trace])}</p>"
 
     def spreads(
-        metrics: Sequence[str], service: str, text: Callable[[str, Spread], str], *, fates: bool = False
+        metrics: Sequence[str], service: str, text: Callable[[str, Confidence], str], *, outcomes: bool = False
     ) -> str:
-        counted = _FATES if fates else ()
+        counted = _OUTCOMES if outcomes else ()
         rows = [
             (
                 _policy(evaluation, policy, trace),
-                *(text(metric, evaluation.spread(policy, trace, metric, service)) for metric in metrics),
+                *(text(metric, evaluation.confidence(policy, trace, metric, service)) for metric in metrics),
                 *_counts(evaluation, policy, trace, service, counted),
             )
             for policy in evaluation.policies
         ]
         return _table(("policy", *(SHOWN[metric].heading for metric in (*metrics, *counted))), rows)
 
-    yield spreads(_SERVICE, ALL, with_interval, fates=True)
+    yield spreads(_SERVICE, ALL, with_interval, outcomes=True)
     yield spreads(_LATENCY[:8], ALL, with_interval)
     yield spreads((*_LATENCY[8:], *_COST), ALL, with_interval)
     yield from _figures(plots, *(plot.name for plot in plots if plot.trace == trace))
@@ -133,7 +133,7 @@ def _trace(finding: Finding, trace: str, plots: Sequence[Plot]) -> Iterator[str]
     for service in evaluation.services():
         yield _details(
             f"Service {service}",
-            spreads(_SERVICE, service, with_interval, fates=True) + spreads(_LATENCY, service, with_interval),
+            spreads(_SERVICE, service, with_interval, outcomes=True) + spreads(_LATENCY, service, with_interval),
         )
     counts = count_names(evaluation)
     if counts:
@@ -231,7 +231,7 @@ def _policy(evaluation: Evaluation, policy: str, trace: str | None = None) -> st
 
 
 def _mean(evaluation: Evaluation, policy: str, trace: str, metric: str) -> str:
-    mean = evaluation.spread(policy, trace, metric).mean
+    mean = evaluation.confidence(policy, trace, metric).mean
     return MISSING if mean is None else f"{mean:.4g}"
 
 

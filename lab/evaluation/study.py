@@ -1,7 +1,7 @@
 """What came out of a suite's runs, by policy, trace and metric: over seeds, pooled, and against another policy.
 
 Traces are random and all policies meet the same ones, so a policy is compared with another seed by seed: the relative
-change of each pair, and then its spread. What two policies differ by is told far better so than by two means.
+change of each pair, and then its mean and interval. Two policies' difference shows far better so than by two means.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from lab.evaluation.spread import Spread
+from lab.evaluation.confidence import Confidence
 from lab.evaluation.summaries import ALL, Case, Figures, RunSummary, pooled
 
 
@@ -35,11 +35,11 @@ class Evaluation:
         """A figure of each run of `of`; None where it is missing."""
         return tuple(run.value(metric, service) for run in self.of(policy, trace))
 
-    def spread(self, policy: str, trace: str, metric: str, service: str = ALL) -> Spread:
+    def confidence(self, policy: str, trace: str, metric: str, service: str = ALL) -> Confidence:
         """A figure over seeds."""
-        return Spread.of(self.values(policy, trace, metric, service))
+        return Confidence.of(self.values(policy, trace, metric, service))
 
-    def change(self, policy: str, trace: str, metric: str, *, against: str, service: str = ALL) -> Spread:
+    def change(self, policy: str, trace: str, metric: str, *, against: str, service: str = ALL) -> Confidence:
         """(policy - against) / against of each seed, as a fraction: -0.4 is 40 % less.
 
         Seeds that lack one of the two, or where `against` has 0, count as missing.
@@ -49,7 +49,7 @@ class Evaluation:
             pair = [self.runs.get(Case(name, trace, seed)) for name in (policy, against)]
             ours, theirs = (None if run is None else run.value(metric, service) for run in pair)
             changes.append((ours - theirs) / theirs if ours is not None and theirs else None)
-        return Spread.of(changes)
+        return Confidence.of(changes)
 
     def pooled(self, policy: str, trace: str, service: str = ALL) -> Figures | None:
         """All seeds' requests taken together; None when none ran."""

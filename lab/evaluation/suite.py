@@ -8,7 +8,7 @@ report and the exit status are the machinery's. `lab/evaluation/smoke.py` is the
   plain data. It must give the same result for the same case, in whatever process and order. What it raises makes the
   case a failed one, reported by name, and the others go on.
 - `bars` and `notes` are called once, in the main process, with the whole `Evaluation`. Failed cases and, for `bars`,
-  filters may have taken runs away: `Evaluation.spread` and its like then hold None. `bars` is always asked over all
+  filters may have taken runs away: `Evaluation.confidence` and its like then hold None. `bars` is always asked over all
   policies and traces of the suite, so that a mean over traces is never one of those that happened to run. A bar of
   `bars.at_least` or `at_most` that lacks a figure is missed where a case failed, and not judged, which is neither met
   nor missed, where a filter left out what it needs.

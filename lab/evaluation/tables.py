@@ -192,11 +192,11 @@ def _name(evaluation: Evaluation, policy: str, trace: str) -> str:
 
 
 def _with_half(evaluation: Evaluation, policy: str, trace: str, metric: str) -> str:
-    return with_interval(metric, evaluation.spread(policy, trace, metric), "±")
+    return with_interval(metric, evaluation.confidence(policy, trace, metric), "±")
 
 
 def _mean(evaluation: Evaluation, policy: str, trace: str, metric: str) -> str:
-    return SHOWN[metric].text(evaluation.spread(policy, trace, metric).mean)
+    return SHOWN[metric].text(evaluation.confidence(policy, trace, metric).mean)
 
 
 def _change(evaluation: Evaluation, policy: str, trace: str, metric: str) -> str:
@@ -212,4 +212,4 @@ def _lost(evaluation: Evaluation, policy: str, trace: str) -> str:
 
 
 def _over_traces(evaluation: Evaluation, policy: str, metric: str) -> list[float | None]:
-    return [evaluation.spread(policy, trace, metric).mean for trace in evaluation.traces]
+    return [evaluation.confidence(policy, trace, metric).mean for trace in evaluation.traces]

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator
 
 from simulator.core.curves import DecodeCurves
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest
 from simulator.core.timing import IterationModel
@@ -58,7 +58,7 @@ def run_closed_loop(
     already, so that what arrives meanwhile takes part in the one after that.
     """
     generator = random.Random(load.concurrency * 1_000_003 + load.prompt_tokens * 1009 + load.output_tokens)
-    engine = JumpingEngine(limits, timing, DecodeCurves(timing, limits.kv_capacity_tokens))
+    engine = EventEngine(limits, timing, DecodeCurves(timing, limits.kv_capacity_tokens))
     start_s = 0.0
     for served in _serve(engine, load, load.warm_up_rounds, request_s, start_s, generator, scheduled_ahead):
         start_s = served.finished_s
@@ -68,7 +68,7 @@ def run_closed_loop(
 
 
 def _serve(
-    engine: JumpingEngine,
+    engine: EventEngine,
     load: Load,
     rounds: int,
     request_s: float,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.fitting.tables import Array, BenchRequest, rows
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import IterationModel
@@ -56,7 +56,7 @@ def replay(
     requests: Sequence[BenchRequest], limits: EngineLimits, timing: IterationModel, first_gauge_s: float = 1.0
 ) -> Replay:
     """Serve recorded requests at their recorded arrivals, in virtual time; gauges each second from `first_gauge_s`."""
-    engine = JumpingEngine(limits, timing)
+    engine = EventEngine(limits, timing)
     finished: dict[int, FinishedRequest] = {}
     running: list[float] = []
     waiting: list[float] = []

@@ -16,7 +16,7 @@ from lab.offline.fleet import EngineClock, engines_of
 from lab.offline.network import Place, link_between
 from lab.offline.records import Records
 from lab.offline.routing import LeastLoaded
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import KvLink
@@ -53,11 +53,11 @@ class DisaggregatedFleet:
         self._journeys: dict[str, Journey] = {}
         self._sequence = 0
 
-    def add_prefill(self, engine: JumpingEngine, place: Place | None = None) -> int:
+    def add_prefill(self, engine: EventEngine, place: Place | None = None) -> int:
         """A prefill replica that gets prompts from now on; its index."""
         return self._add(engine, place, self.prefill)
 
-    def add_decode(self, engine: JumpingEngine, place: Place | None = None) -> int:
+    def add_decode(self, engine: EventEngine, place: Place | None = None) -> int:
         """A decode replica that gets requests from now on; its index."""
         return self._add(engine, place, self.decode)
 
@@ -84,7 +84,7 @@ class DisaggregatedFleet:
         self.clock.run_before(math.inf)
         return self.records
 
-    def _add(self, engine: JumpingEngine, place: Place | None, router: LeastLoaded) -> int:
+    def _add(self, engine: EventEngine, place: Place | None, router: LeastLoaded) -> int:
         index = self.clock.add(engine)
         router.add(index, engine.unfinished)
         self._places.append(place if place is not None else Place())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from lab.offline.records import Records
 from lab.offline.routing import LeastLoaded
 from simulator.core.curves import DecodeCurves
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import BatchWork
@@ -32,7 +32,7 @@ class EngineClock:
     """
 
     def __init__(self, on_finished: OnFinished) -> None:
-        self.engines: list[JumpingEngine] = []
+        self.engines: list[EventEngine] = []
         self.now_s = 0.0
         self._on_finished = on_finished
         self._floor_s: list[float] = []
@@ -41,7 +41,7 @@ class EngineClock:
         self._calls: list[tuple[float, int, Callable[[float], None]]] = []
         self._called = 0
 
-    def add(self, engine: JumpingEngine) -> int:
+    def add(self, engine: EventEngine) -> int:
         """Take an engine in; its index."""
         self.engines.append(engine)
         # A little less, so that rounding never puts the bound behind the end.
@@ -62,7 +62,7 @@ class EngineClock:
             self._bound_s[index] = bound_s
             heapq.heappush(self._due, (bound_s, index))
 
-    def at(self, index: int, now_s: float) -> JumpingEngine:
+    def at(self, index: int, now_s: float) -> EventEngine:
         """An engine in its state at `now_s`, to be looked at; who changes it says so with `touched`."""
         self._catch_up(index, now_s)
         return self.engines[index]
@@ -123,7 +123,7 @@ class ColocatedFleet:
         self.clock = EngineClock(self._finished)
         self._sequence = 0
 
-    def add(self, engine: JumpingEngine) -> int:
+    def add(self, engine: EventEngine) -> int:
         """A replica that gets requests from now on; its index."""
         index = self.clock.add(engine)
         self.router.add(index, engine.unfinished)
@@ -156,11 +156,11 @@ class ColocatedFleet:
         self.records.add(finished, index)
 
 
-def engines_of(profile: Profile, count: int) -> list[JumpingEngine]:
+def engines_of(profile: Profile, count: int) -> list[EventEngine]:
     """Engines of one profile, which share what they know about its iteration times."""
     limits, timing = profile.engine_limits(), profile.iteration_model()
     curves = DecodeCurves(timing, limits.kv_capacity_tokens)
-    return [JumpingEngine(limits, timing, curves) for _ in range(count)]
+    return [EventEngine(limits, timing, curves) for _ in range(count)]
 
 
 def colocated(profile: Profile, replicas: int) -> ColocatedFleet:

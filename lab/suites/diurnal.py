@@ -321,7 +321,7 @@ def bars(evaluation: Evaluation) -> Sequence[Bar]:
         ),
         at_least(
             "slo_attainment",
-            evaluation.spread("trimtab", "day", "slo_attainment").median,
+            evaluation.confidence("trimtab", "day", "slo_attainment").median,
             ATTAINED,
             policies=("trimtab",),
         ),

@@ -32,8 +32,8 @@ def medians_of(evaluation: Evaluation) -> Medians:
     """Medians of an evaluation's runs. A policy that failed on a seed has none: the seeds must be the same for all."""
 
     def median(policy: str, trace: str, metric: str) -> float | None:
-        spread = evaluation.spread(policy, trace, metric)
-        return spread.median if spread.seeds == len(evaluation.seeds) else None
+        confidence = evaluation.confidence(policy, trace, metric)
+        return confidence.median if confidence.seeds == len(evaluation.seeds) else None
 
     return median
 

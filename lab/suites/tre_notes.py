@@ -37,15 +37,16 @@ def _weakest(evaluation: Evaluation) -> Sequence[str]:
     lines = []
     for trace in evaluation.traces:
         by_service = {
-            service: evaluation.spread(PLAIN, trace, ATTAINMENT, service).median for service in evaluation.services()
+            service: evaluation.confidence(PLAIN, trace, ATTAINMENT, service).median
+            for service in evaluation.services()
         }
         known = {service: value for service, value in by_service.items() if value is not None}
         if not known:
             continue
         service = min(known, key=lambda name: (known[name], name))
         if known[service] < 0.9:
-            moves = evaluation.spread(PLAIN, trace, "transitions").median
-            default = evaluation.spread(DEFAULT, trace, ATTAINMENT, service).median
+            moves = evaluation.confidence(PLAIN, trace, "transitions").median
+            default = evaluation.confidence(DEFAULT, trace, ATTAINMENT, service).median
             beside = "" if default is None else f", {default:.2f} under {DEFAULT}"
             lines.append(f"{trace}: {service} {known[service]:.2f}{beside}, {moves:.0f} transitions")
     if not lines:

@@ -25,7 +25,7 @@ from metrics_collector.core.schema import (
     schema_of,
 )
 from simulator.core.edges import LATENCY_EDGES, TOKEN_GAP_EDGES, TTFT_EDGES
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.requests import EngineGauges, FinishedRequest, FinishReason
 
 _EDGES: tuple[tuple[Latency, tuple[float, ...]], ...] = (
@@ -72,7 +72,7 @@ class _Histogram:
         self.total_s += seconds * times
 
 
-def waiting_shown(engine: JumpingEngine, gauges: EngineGauges) -> int:
+def waiting_shown(engine: EventEngine, gauges: EngineGauges) -> int:
     """The waiting requests that a page shows, of an engine that gave `gauges` just now."""
     return engine.num_passed_over + gauges.deferred
 
@@ -85,7 +85,7 @@ class EngineRecorder:
 
     __slots__ = ("_engine", "_frozen", "_histograms", "_row", "asleep")
 
-    def __init__(self, engine: JumpingEngine, *, start_time_s: float = 0.0) -> None:
+    def __init__(self, engine: EventEngine, *, start_time_s: float = 0.0) -> None:
         """`start_time_s` is when the server's process began: where it changes, the collector sees a restart."""
         engine.gaps = []
         engine.first_tokens = []

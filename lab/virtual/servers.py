@@ -15,7 +15,7 @@ from lab.offline.fleet import EngineClock, OnFinished
 from lab.offline.outputs import GPU_POWER
 from lab.virtual.recording import EngineRecorder, waiting_shown
 from simulator.core.curves import DecodeCurves
-from simulator.core.jumping import JumpingEngine
+from simulator.core.event_engine import EventEngine
 from simulator.core.memory import GpuId, GpuMemory, OutOfMemory
 from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork
@@ -226,7 +226,7 @@ class VirtualServers:
     ) -> VirtualServer:
         timing, limits = profile.iteration_model(), profile.engine_limits()
         curves = self._curves.setdefault(profile.name, DecodeCurves(timing, limits.kv_capacity_tokens))
-        engine = JumpingEngine(limits, timing, curves)
+        engine = EventEngine(limits, timing, curves)
         index = self.clock.add(engine)
         recorder = EngineRecorder(engine, start_time_s=self.clock.now_s)
         up_since_s = None if state is ServerState.SLEEPING else self.clock.now_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 
-from simulator.core.books import Sequence
+from simulator.core.engine_base import Sequence
 from simulator.core.timing import BatchWork
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from simulator.core.books import EngineBooks, Sequence
+from simulator.core.engine_base import EngineBase, Sequence
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import (
     EngineRequest,
@@ -34,7 +34,7 @@ class _Step:
     scheduled: list[tuple[Sequence, int]]
 
 
-class Engine(EngineBooks[Sequence]):
+class Engine(EngineBase[Sequence]):
     """One engine core: a queue, a batch and a KV cache."""
 
     def __init__(self, limits: EngineLimits, timing: IterationModel) -> None:

@@ -1,14 +1,10 @@
 """One real vLLM server for all tests of this folder."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from server import Environment, VllmServer, prepare
+from tests.vllm.server import Environment, VllmServer, prepare
 
 
 @pytest.fixture(scope="session")

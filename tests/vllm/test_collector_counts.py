@@ -16,8 +16,8 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
-from server import MODEL_NAME, VllmServer
 
+from tests.vllm.server import MODEL_NAME, VllmServer
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
 from trimtab.api.common.v1 import types_pb2

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from server import MODEL_NAME, Environment, VllmServer
 
 from actuator.shell.vllm_client import VllmClient
+from tests.vllm.server import MODEL_NAME, Environment, VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 

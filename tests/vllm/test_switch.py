@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import yaml
-from server import MODEL_NAME, Environment, VllmServer
 
-from tests.e2e.stack import CALL_TIMEOUT_S, Stack, eventually, running_stack
+from tests.support.stack import CALL_TIMEOUT_S, Stack, eventually, running_stack
+from tests.vllm.server import MODEL_NAME, Environment, VllmServer
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 

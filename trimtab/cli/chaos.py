@@ -16,11 +16,11 @@ import grpc
 import typer
 
 from lab.chaos.access import Access
+from lab.chaos.fault_proxy import FaultProxy, serve_fault_proxy
 from lab.chaos.load import SERVICES
-from lab.chaos.middleman import Middleman, serve_middleman
 from lab.chaos.report import ChaosReport
 from lab.chaos.run import ChaosOptions, run_chaos
-from lab.chaos.slowline import SlowLine
+from lab.chaos.slow_link import SlowLink
 from simulator.replay.report import ReplayProgress
 from simulator.scenarios import scenario_folder
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
@@ -87,9 +87,9 @@ async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path)
     stop = stop_on_signals()
     actuator = channel(addresses.address("actuator"))
     store = Store(addresses.store_url)
-    middleman = Middleman(actuator_pb2_grpc.ActuatorServiceStub(actuator), EndpointRegistry(store, CLUSTER))
-    server, gateway_actuator = await serve_middleman(middleman)
-    line = SlowLine("127.0.0.1", addresses.port("store"), delay_s=lambda: middleman.delay_s)
+    fault_proxy = FaultProxy(actuator_pb2_grpc.ActuatorServiceStub(actuator), EndpointRegistry(store, CLUSTER))
+    server, gateway_actuator = await serve_fault_proxy(fault_proxy)
+    line = SlowLink("127.0.0.1", addresses.port("store"), delay_s=lambda: fault_proxy.delay_s)
     await line.start()
     stack = LocalStack(
         addresses=addresses,
@@ -109,7 +109,7 @@ async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path)
             console.print(f"{options.duration_s:g} s of load and faults, seed {options.seed}", highlight=False)
             report = await run_chaos(
                 _access(up, http),
-                middleman,
+                fault_proxy,
                 options,
                 set_floors=lambda floors: _set_floors(up, resources, floors),
                 restarts=lambda: {name: count for name, count in up.supervisor.restarts.items() if count},
@@ -117,7 +117,7 @@ async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path)
                 stopping=stop,
             )
     finally:
-        await middleman.close()
+        await fault_proxy.close()
         await line.close()
         await store.close()
         await server.stop(0.5)
