@@ -53,11 +53,14 @@ def parse_request(message: scheduler_pb2.ScalingRequest, violations: Violations)
     if message.affinity:
         violations.enum_set("affinity", message.affinity, types_pb2.TopologyLevel)
     violations.require("roles", 1 <= len(message.roles) <= MAX_ROLES, f"must be 1 to {MAX_ROLES}")
+    roles: set[int] = set()
     for index, item in enumerate(message.roles[:MAX_ROLES]):
         with violations.below(f"roles[{index}]"):
+            sound = len(violations.found)
             _check_role(item, violations, alone=len(message.roles) == 1, partial=message.allow_partial)
-            earlier = {other.role for other in message.roles[:index]}
-            violations.require("role", item.role not in earlier, "is asked for twice")
+            if len(violations.found) == sound:
+                violations.require("role", item.role not in roles, "is asked for twice")
+                roles.add(item.role)
     for name in ("create_time", "expire_time"):
         stamp: Timestamp = getattr(message, name)
         inside = 0 <= stamp.seconds <= _LAST_SECOND and 0 <= stamp.nanos < 1_000_000_000

@@ -265,7 +265,7 @@ def test_moe_attention_and_ffn_share_an_s1_and_the_group_an_s2(fleet) -> None:
     [
         ({"expires_s": 100.0}, Constraint.EXPIRED, "expired at 1970-01-01T00:01:40+00:00"),
         ({"writer": "policy-engine", "token": 6}, Constraint.FENCED_OFF, "token 6 of policy-engine is fenced off"),
-        ({"clusters": frozenset({"b"})}, Constraint.CLUSTER_UNREACHABLE, "cluster b did not answer (refused)"),
+        ({"replica_revisions": (("b", 1),)}, Constraint.CLUSTER_UNREACHABLE, "cluster b did not answer (refused)"),
     ],
 )
 def test_what_may_not_be_served_is_held(fleet, change, constraint, says) -> None:
