@@ -4,7 +4,7 @@ import random
 import subprocess
 import sys
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prescheduler.core.model import (
@@ -18,6 +18,7 @@ from prescheduler.core.model import (
     ScalingRequest,
 )
 from prescheduler.core.plan import plan_cycle
+from tests.support.properties import costly
 
 TYPES = ("H20", "L20", "A100")
 
@@ -101,7 +102,7 @@ def switches(inventory: ClusterInventory, node: str) -> dict[Level, tuple[str, .
     return {Level.CLUSTER: (), Level.S2: (s2,), Level.S1: (s2, s1), Level.NODE: (s2, s1, node)}
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_type(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -124,7 +125,7 @@ def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_typ
     assert len(names) == len(set(names))
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -151,7 +152,7 @@ def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
         assert all(min(before, asked) <= now <= max(before, asked) for before, now, asked in counts)
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_a_group_never_straddles_its_domain_nor_lacks_a_role(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -177,7 +178,7 @@ def test_a_group_never_straddles_its_domain_nor_lacks_a_role(fleet, requests) ->
                 assert len(inner) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_changes_nothing(fleet, requests, shuffler: random.Random) -> None:
     def shuffled(item: ClusterInventory) -> ClusterInventory:
@@ -211,7 +212,7 @@ def fits_somehow(frees: list[int], sizes: list[int]) -> bool:
     return False
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3),
     st.sampled_from(((1, 1), (2, 1), (1, 4), (8, 2), (4, 4))),
