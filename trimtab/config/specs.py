@@ -25,9 +25,8 @@ from trimtab.config.fields import (
     enum_word,
 )
 from trimtab.config.poolrules import PoolRules
-from trimtab.words import Role, TopologyLevel
+from trimtab.words import MAX_ROLES, Role, TopologyLevel
 
-MAX_ROLES = 3
 MAX_POOL_GPUS = 4096
 MAX_GPUS_PER_NODE = 64
 
@@ -117,6 +116,11 @@ class Ratio(Spec):
     prefill: int = Field(ge=1, le=64)
     decode: int = Field(ge=1, le=64)
     strict: bool = False
+
+    @property
+    def parts(self) -> dict[Role, int]:
+        """The ratio as replicas by role."""
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
 
 
 class LatencyBrake(Spec):

@@ -123,14 +123,13 @@ def _observe(given: ScaledInput, desired: RoleCounts) -> _Tick:
     views = tuple(fresh_role(view, now_s=given.now_s, staleness_s=spec.staleness_s) for view in given.views)
     front = fresh_front_door(given.front, now_s=given.now_s, staleness_s=spec.staleness_s)
     ready = {item.role: item.ready for item in given.replicas}
-    unit_role = Role.DECODE if Role.DECODE in shape.roles else Role.COLOCATED
     return _Tick(
         proportional=spec.scaling,
         shape=shape,
         bounds=unit_bounds(spec),
         desired=desired,
-        base_units=ceil_units(shape.units_of(unit_role, dict(desired).get(unit_role, 0))),
-        ready_units=shape.units_of(unit_role, ready.get(unit_role, 0)),
+        base_units=ceil_units(shape.units_of(shape.lead, dict(desired).get(shape.lead, 0))),
+        ready_units=shape.units_of(shape.lead, ready.get(shape.lead, 0)),
         views=views,
         front=front,
         demand=demand_of(views, front),
