@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.cli.test_errors import run, the_line
 
 _MAIN = """
