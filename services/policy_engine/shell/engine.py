@@ -14,6 +14,7 @@ import uuid
 
 import structlog
 
+from policy_engine.core.retention import RetentionLimits
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.catalog import Catalog, Snapshot
 from policy_engine.shell.links import Fleet
@@ -55,7 +56,12 @@ class Engine:
         self.store = store
         self.clock = StoreClock(store)
         self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
-        self.log = DecisionLog(store, kept=settings.decisions_kept, stopping=context.stopping, now=self.clock.now_s)
+        self.log = DecisionLog(
+            store,
+            limits=RetentionLimits(per_subject=settings.decisions_kept, in_all=settings.decisions_kept_in_all),
+            stopping=context.stopping,
+            now=self.clock.now_s,
+        )
         self.catalog = Catalog(store)
         # What a turn has been waiting for makes the next one come at once: new windows, the end of an operation, which
         # frees its pool for the next transition, the lease, an actuator that answers.
@@ -162,6 +168,7 @@ class Engine:
             await self._load(token)
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
+        self.log.set_live(snapshot.policy_protos.keys() | snapshot.pool_protos.keys(), leading=token is not None)
         turn = await self.look(snapshot, token)
         if token is not None:
             await self._forget_deleted(turn)
