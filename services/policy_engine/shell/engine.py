@@ -34,7 +34,7 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
-from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.lease import Lease, StoreLease, fenced_write
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,9 @@ class Engine:
         self.context = context
         self.store = store
         self.clock = StoreClock(store)
-        self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
+        self.lease: Lease = StoreLease(
+            store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s
+        )
         self.log = DecisionLog(store, kept=settings.decisions_kept, stopping=context.stopping, now=self.clock.now_s)
         self.catalog = Catalog(store)
         # What a turn has been waiting for makes the next one come at once: new windows, the end of an operation, which
