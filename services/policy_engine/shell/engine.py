@@ -35,7 +35,7 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
-from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.lease import Lease, StoreLease, fenced_write
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +55,9 @@ class Engine:
         self.context = context
         self.store = store
         self.clock = StoreClock(store)
-        self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
+        self.lease: Lease = StoreLease(
+            store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s
+        )
         self.log = DecisionLog(
             store,
             limits=RetentionLimits(per_subject=settings.decisions_kept, in_all=settings.decisions_kept_in_all),
