@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.services.cli.test_errors import run, the_line
 
 _MAIN = """
