@@ -15,7 +15,8 @@ import typer
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
-from trimtab.cli.connect import Endpoints, Services, call, endpoints_of
+from trimtab.cli.connect import Services, call
+from trimtab.cli.endpoints import Endpoints, endpoints_of
 from trimtab.cli.output import console, message_dict, message_dicts, print_json
 from trimtab.cli.records import (
     OPERATION_PREFIX,

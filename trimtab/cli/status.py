@@ -23,17 +23,8 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
-from trimtab.cli.connect import (
-    PAGE_SIZE,
-    CommandError,
-    Endpoints,
-    Services,
-    call,
-    endpoints_of,
-    every_item,
-    explain,
-    open_services,
-)
+from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item, explain, open_services
+from trimtab.cli.endpoints import Endpoints, endpoints_of
 from trimtab.cli.output import (
     MISSING,
     UNSURE,
@@ -47,6 +38,7 @@ from trimtab.cli.output import (
 from trimtab.cli.records import is_finished, pre_warming_row, pre_warmings, table_of
 from trimtab.cli.starting import WaitingForMemory, waiting_for_memory
 from trimtab.cli.targets import describe_target, failing, fetch_targets
+from trimtab.cli_errors import CommandError
 from trimtab.rpc.errors import describe
 
 REFRESH_S = 0.5

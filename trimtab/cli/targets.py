@@ -11,7 +11,8 @@ from rich.text import Text
 
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
-from trimtab.cli.connect import PAGE_SIZE, Services, call, endpoints_of, every_item
+from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item
+from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.output import MISSING, ONE_LINE_COLUMNS, console, message_dicts, print_json, short_name, time_text
 
 # A server that is new or asleep is as it should be.

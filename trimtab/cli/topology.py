@@ -10,7 +10,8 @@ from rich.tree import Tree
 
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.cli.connect import PAGE_SIZE, Services, call, endpoints_of, every_item
+from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item
+from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.output import console, message_dict, message_dicts, print_json, short_name
 
 

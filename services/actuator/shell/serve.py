@@ -6,6 +6,7 @@ import socket
 
 from actuator.shell.backend import Backend
 from actuator.shell.controller import Controller, ControllerParts
+from actuator.shell.engine_client import EngineClient
 from actuator.shell.executor import Executor
 from actuator.shell.local_backend import LocalBackend
 from actuator.shell.metrics import ActuatorMetrics
@@ -44,10 +45,17 @@ def make_backend(settings: ActuatorSettings) -> Backend:
         raise StartupError(str(error)) from error
 
 
+def make_client(settings: ActuatorSettings) -> EngineClient:
+    """The client of the engines that the cluster's servers run."""
+    return VllmClient(probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s)
+
+
 async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
     """Runs until ``context.stopping``; health is SERVING once this process speaks for the cluster."""
     backend = make_backend(settings)
-    client = VllmClient(probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s)
+    client: EngineClient = VllmClient(
+        probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s
+    )
     limits = settings.limits()
     store = await Store.connect(settings.store_url, stopping=context.stopping)
     await store.check_schema()

@@ -27,6 +27,7 @@ from policy_engine.shell.scaled import ScaledRunner
 from policy_engine.shell.settings import EngineSettings
 from policy_engine.shell.turn import Turn, Writer
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.specs import PolicyKind
 from trimtab.rpc.clients import ClientTls
 from trimtab.rpc.run import ServiceContext
 from trimtab.store import keys
@@ -229,7 +230,7 @@ class Engine:
         return [
             policy
             for _, policy in sorted(snapshot.policies.items())
-            if policy.spec.proportional is not None and snapshot.pool_of(policy.name) is None
+            if policy.spec.kind == PolicyKind.SCALED and snapshot.pool_of(policy.name) is None
         ]
 
     async def _forget_deleted(self, turn: Turn) -> None:

@@ -306,4 +306,4 @@ def test_case_23_a_wake_waits_for_measured_memory_and_the_donor_comes_back_if_it
 @pytest.fixture
 def memory_lag(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """How long a server keeps its memory after it says that it sleeps."""
-    return lambda seconds: monkeypatch.setattr("actuator_fleet_model.MEMORY_LAG_S", seconds)
+    return lambda seconds: monkeypatch.setattr("tests.unit.actuator.actuator_fleet_model.MEMORY_LAG_S", seconds)

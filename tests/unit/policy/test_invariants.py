@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_engine.core.birth import BirthInput, lay_out
@@ -25,6 +25,7 @@ from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, de
 from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
 from policy_engine.core.units import shape_of, unit_bounds
 from policy_engine.core.vocabulary import DecisionKind, MemberKey
+from tests.support.properties import costly
 from tests.unit.policy.births import born, facts
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
@@ -105,7 +106,7 @@ def scaled_policies(draw):
     return ServicePolicy.model_validate({"metadata": {"name": "chat"}, "spec": spec})
 
 
-@settings(max_examples=150, deadline=None)
+@costly(max_examples=150)
 @given(data=st.data())
 def test_a_scaled_service_keeps_ratio_bounds_and_step_and_never_shrinks_on_an_unfit_signal(data):
     policy = data.draw(scaled_policies())
@@ -218,7 +219,7 @@ def gpus_of(overlay, awake):
     return [gpu for item in overlay if item.replica in awake for gpu in item.gpus]
 
 
-@settings(max_examples=150, deadline=None)
+@costly(max_examples=150)
 @given(data=st.data())
 def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
     sizes = data.draw(st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 1)]))
