@@ -1,118 +1,234 @@
-"""What the engine keeps in the store from tick to tick, so that the next leader goes on where the last one stopped.
+"""What the engine keeps in the store from turn to turn, so that the next leader goes on where the last one stopped.
 
-Desired state is protobuf, as the contracts with actuators and pre-scheduler are; the cores' own states are JSON of
-their types. A state that does not parse (an older version wrote it) is replaced by a blank one and logged: a blank
-state takes over what exists.
+A record that cannot be read is refused by itself: it is kept as it is, and its subject, a pool or a scaled service, is
+held until an operator has restored or removed the record. The store's copy is written first, always.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import structlog
-from pydantic import TypeAdapter, ValidationError
 
 from policy_engine.core.pool import PoolState
 from policy_engine.core.scaled import ScaledState
 from policy_engine.shell.records import Command
+from policy_engine.shell.state_records import (
+    DESIRED_POOL,
+    POOL_STATE,
+    SCALED_STATE,
+    StoredDesiredPool,
+    StoredPoolState,
+    StoredScaledState,
+)
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry
+from trimtab.store.message_forms import has_unknown_fields
+from trimtab.store.records import RecordKind, Refused, RefusedReason
 
 log = structlog.get_logger(__name__)
 
-S = TypeVar("S")
+V = TypeVar("V")
 
-_POOL_STATE = TypeAdapter(PoolState)
-_SCALED_STATE = TypeAdapter(ScaledState)
-_POOLS = "pools"
-_SCALED = "scaled"
+POOLS = keys.engine_state("pools")
+SCALED = keys.engine_state("scaled")
+DESIRED = keys.desired_pools()
+REQUESTS = keys.scaling_requests()
+
+_Place = tuple[str, str]
+"""A hash and its field."""
 
 
 @dataclass
 class Memory:
-    """The engine's states by name; the store's copy is written first, always."""
+    """The engine's states by name, and the records that were refused."""
 
     pools: dict[str, PoolState] = field(default_factory=dict)
     desired: dict[str, actuator_pb2.PoolState] = field(default_factory=dict)
     scaled: dict[str, ScaledState] = field(default_factory=dict)
     requests: dict[str, scheduler_pb2.ScalingRequest] = field(default_factory=dict)
+    refused: dict[_Place, Refused] = field(default_factory=dict)
+    _previous: dict[_Place, bytes] = field(default_factory=dict)
+    """Records with fields that this release does not know, which its rewrites keep."""
+
+    def pool_names(self) -> set[str]:
+        """Every pool that the store has anything of."""
+        return {*self.pools, *self.desired, *(name for key, name in self.refused if key in (POOLS, DESIRED))}
+
+    def service_names(self) -> set[str]:
+        """Every scaled service that the store has anything of."""
+        return {*self.scaled, *self.requests, *(name for key, name in self.refused if key in (SCALED, REQUESTS))}
+
+    def why_pool_held(self, name: str) -> str:
+        """The refused records of a pool; empty when all of it could be read."""
+        return self._why_held((POOLS, name), (DESIRED, name))
+
+    def why_service_held(self, name: str) -> str:
+        """The refused records of a scaled service; empty when all of it could be read."""
+        return self._why_held((SCALED, name), (REQUESTS, name))
+
+    def _why_held(self, *places: _Place) -> str:
+        return "; ".join(str(self.refused[place]) for place in places if place in self.refused)
+
+    def pool_state_command(self, name: str, state: PoolState) -> Command:
+        """Writes a pool's state."""
+        return self._write(POOL_STATE, POOLS, name, StoredPoolState(state=state))
+
+    def scaled_state_command(self, name: str, state: ScaledState) -> Command:
+        """Writes a scaled service's state."""
+        return self._write(SCALED_STATE, SCALED, name, StoredScaledState(state=state))
+
+    def desired_command(self, desired: actuator_pb2.PoolState) -> Command:
+        """Writes a pool's desired state."""
+        return self._write(DESIRED_POOL, DESIRED, desired.pool, StoredDesiredPool(state=desired))
+
+    def request_command(self, request: scheduler_pb2.ScalingRequest) -> Command:
+        """Writes a scaling request, in the form that the pre-scheduler reads."""
+        self._check_may_write((REQUESTS, request.service))
+        return ("HSET", REQUESTS, request.service, request.SerializeToString())
 
     def forget_pool(self, name: str) -> list[Command]:
         """Drop a deleted pool; the commands that do the same in the store."""
         self.pools.pop(name, None)
         self.desired.pop(name, None)
-        return [("HDEL", keys.engine_state(_POOLS), name), ("HDEL", keys.desired_pools(), name)]
+        return self._forget((POOLS, name), (DESIRED, name))
 
     def forget_scaled(self, name: str) -> list[Command]:
         """Drop a deleted service; the commands that do the same in the store."""
         self.scaled.pop(name, None)
         self.requests.pop(name, None)
-        return [("HDEL", keys.engine_state(_SCALED), name), ("HDEL", keys.scaling_requests(), name)]
+        return self._forget((SCALED, name), (REQUESTS, name))
+
+    def _forget(self, *places: _Place) -> list[Command]:
+        for place in places:
+            self._previous.pop(place, None)
+            refused = self.refused.pop(place, None)
+            if refused is not None:
+                log.warning("a refused record goes with its deleted subject", key=refused.key, field=refused.field)
+        return [("HDEL", *place) for place in places]
+
+    def _write(self, kind: RecordKind[V], key: str, name: str, value: V) -> Command:
+        place = (key, name)
+        self._check_may_write(place)
+        raw = kind.encode(value, previous=self._previous.get(place))
+        if place in self._previous:
+            self._previous[place] = raw
+        return ("HSET", key, name, raw)
+
+    def _check_may_write(self, place: _Place) -> None:
+        """Raises CorruptEntry: what was refused is not written over, whatever asks for it."""
+        if place in self.refused:
+            raise CorruptEntry(str(self.refused[place]))
+
+    def take(self, key: str, name: str, raw: bytes) -> None:
+        """Read one field of a hash, in the place of what was known of it."""
+        if key == POOLS:
+            pool = self._read(POOL_STATE, key, name, raw)
+            if pool is not None:
+                self.pools[name] = pool.state
+        elif key == SCALED:
+            scaled = self._read(SCALED_STATE, key, name, raw)
+            if scaled is not None:
+                self.scaled[name] = scaled.state
+        elif key == DESIRED:
+            desired = self._read(DESIRED_POOL, key, name, raw)
+            if desired is not None and desired.state.pool == name:
+                self.desired[name] = desired.state
+            elif desired is not None:
+                self._refuse(DESIRED_POOL.name, key, name, f"is of pool {desired.state.pool!r}", raw)
+        else:
+            self._take_request(name, raw)
+
+    def _take_request(self, name: str, raw: bytes) -> None:
+        self.refused.pop((REQUESTS, name), None)
+        try:
+            request = decode(scheduler_pb2.ScalingRequest, raw, place="it")
+        except CorruptEntry as error:
+            self._refuse("scaling request", REQUESTS, name, str(error), raw)
+            return
+        if request.service == name:
+            self.requests[name] = request
+        else:
+            self._refuse("scaling request", REQUESTS, name, f"is of service {request.service!r}", raw)
+
+    def _read(self, kind: RecordKind[V], key: str, name: str, raw: bytes) -> V | None:
+        place = (key, name)
+        self.refused.pop(place, None)
+        self._previous.pop(place, None)
+        found = kind.decode(raw, key=key, field=name)
+        if isinstance(found, Refused):
+            self.refused[place] = found
+            return None
+        message = kind.readable(raw)
+        if message is not None and has_unknown_fields(message):
+            self._previous[place] = raw
+        return found
+
+    def _refuse(self, kind: str, key: str, name: str, why: str, raw: bytes) -> None:
+        remedy = f"restore the store from a backup, or remove the record with HDEL '{key}' '{name}'"
+        self.refused[key, name] = Refused(
+            kind=kind, key=key, field=name, reason=RefusedReason.CORRUPT, why=why, remedy=remedy, raw=raw
+        )
+
+    async def look_again(self, store: Store) -> None:
+        """Read the refused records again: an operator may have restored or removed them."""
+        for key, name in sorted(self.refused):
+            raw = await cast("Any", store.redis.hget(key, name))
+            if raw is None:
+                del self.refused[key, name]
+            elif raw != self.refused[key, name].raw:
+                self.take(key, name, raw)
 
 
 async def load_memory(store: Store) -> Memory:
     """Everything, in one transaction."""
+    hashes = (POOLS, DESIRED, SCALED, REQUESTS)
     pipeline = store.redis.pipeline(transaction=True)
-    pipeline.hgetall(keys.engine_state(_POOLS))
-    pipeline.hgetall(keys.desired_pools())
-    pipeline.hgetall(keys.engine_state(_SCALED))
-    pipeline.hgetall(keys.scaling_requests())
-    pools, desired, scaled, requests = await pipeline.execute()
+    for key in hashes:
+        pipeline.hgetall(key)
     memory = Memory()
-    for name, raw in _by_name(pools):
-        memory.pools[name] = _parse(_POOL_STATE, raw, f"state of pool {name}", PoolState())
-    for name, raw in _by_name(scaled):
-        memory.scaled[name] = _parse(_SCALED_STATE, raw, f"state of service {name}", ScaledState())
-    for name, raw in _by_name(desired):
-        try:
-            memory.desired[name] = decode(actuator_pb2.PoolState, raw, place=f"desired state of pool {name}")
-        except CorruptEntry as error:
-            log.warning("a pool's desired state was left out", error=str(error))
-    for name, raw in _by_name(requests):
-        try:
-            memory.requests[name] = decode(scheduler_pb2.ScalingRequest, raw, place=f"scaling request of {name}")
-        except CorruptEntry as error:
-            log.warning("a scaling request was left out", error=str(error))
+    for key, found in zip(hashes, await pipeline.execute(), strict=True):
+        for name, raw in _by_name(found):
+            memory.take(key, name, raw)
     return memory
 
 
-def _by_name(found: dict[bytes, bytes]) -> list[tuple[str, bytes]]:
+def _by_name(found: Mapping[bytes, bytes]) -> list[tuple[str, bytes]]:
     return [(name.decode(errors="replace"), found[name]) for name in sorted(found)]
-
-
-def _parse(adapter: TypeAdapter[S], raw: bytes, place: str, blank: S) -> S:
-    try:
-        return adapter.validate_json(raw)
-    except ValidationError as error:
-        log.warning("starting from a blank state", place=place, faults=error.error_count())
-        return blank
-
-
-def pool_state_command(name: str, state: PoolState) -> Command:
-    """Writes a pool's state."""
-    return ("HSET", keys.engine_state(_POOLS), name, _POOL_STATE.dump_json(state))
-
-
-def scaled_state_command(name: str, state: ScaledState) -> Command:
-    """Writes a scaled service's state."""
-    return ("HSET", keys.engine_state(_SCALED), name, _SCALED_STATE.dump_json(state))
-
-
-def desired_command(desired: actuator_pb2.PoolState) -> Command:
-    """Writes a pool's desired state."""
-    return ("HSET", keys.desired_pools(), desired.pool, desired.SerializeToString())
-
-
-def request_command(service: str, data: bytes) -> Command:
-    """Writes a scaling request."""
-    return ("HSET", keys.scaling_requests(), service, data)
 
 
 async def read_hash(store: Store, key: str) -> list[tuple[str, bytes]]:
     """A hash of the store, by name."""
     return _by_name(cast("dict[bytes, bytes]", await cast("Any", store.redis.hgetall(key))))
+
+
+class RefusedLog:
+    """Names each refused record in the log once, and says when it is read again."""
+
+    def __init__(self) -> None:
+        self._named: dict[_Place, Refused] = {}
+
+    def show(self, refused: Iterable[Refused]) -> None:
+        """Log what is new among those that are refused now."""
+        now = {(item.key, item.field): item for item in refused}
+        for place in sorted(now):
+            if self._named.get(place) != now[place]:
+                item = now[place]
+                log.error(
+                    "a stored record is refused, its subject is held",
+                    kind=item.kind,
+                    key=item.key,
+                    field=item.field,
+                    reason=item.reason.value,
+                    why=item.why,
+                    remedy=item.remedy,
+                )
+        for key, name in sorted(set(self._named) - set(now)):
+            log.info("a record that was refused is read again, or gone", key=key, field=name)
+        self._named = now

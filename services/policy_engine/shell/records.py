@@ -2,6 +2,7 @@
 
 The stream carries each record as it was written, and again with each new outcome; the index holds the newest form by
 id and is bounded by its writer. Every process tails the stream into memory, and serves reads and watches from there.
+The input that a record was made from is written once, in a hash of its own, and read when it is asked for.
 """
 
 from __future__ import annotations
@@ -71,21 +72,34 @@ class DecisionLog:
     def commands(self, records: Iterable[decision_pb2.Decision]) -> list[Command]:
         """What writes `records`, new ones or new outcomes, for a fenced write."""
         found: list[Command] = []
+        inputs: list[Command] = []
         for record in records:
-            found.append(("HSET", keys.decision_index(), record.decision_id, record.SerializeToString()))
-            found.append(self._stream.append_command(record))
+            if record.replay:
+                inputs.append(("HSET", keys.decision_inputs(), record.decision_id, record.replay))
+            bare = without_input(record)
+            found.append(("HSET", keys.decision_index(), record.decision_id, bare.SerializeToString()))
+            found.append(self._stream.append_command(bare))
             self._written += 1
         if found and (self._written % _TRIM_EVERY) < len(found) // 2 and len(self._records) > self._kept:
             old = sorted(self._records)[: len(self._records) - self._kept]
             found.append(("HDEL", keys.decision_index(), *old[:1000]))
+            found.append(("HDEL", keys.decision_inputs(), *old[:1000]))
             for name in old[:1000]:
                 del self._records[name]
-        return found
+        return [*inputs, *found]
+
+    async def with_input(self, record: decision_pb2.Decision) -> decision_pb2.Decision:
+        """A copy of a record with the input that it was made from, as far as that is kept."""
+        whole = decision_pb2.Decision()
+        whole.CopyFrom(record)
+        raw = await cast("Any", self._store.redis.hget(keys.decision_inputs(), record.decision_id))
+        whole.replay = raw or b""
+        return whole
 
     def wrote(self, records: Iterable[decision_pb2.Decision]) -> None:
         """Show at once what this process wrote itself; the stream brings it again."""
         for record in records:
-            self._take(record)
+            self._take(without_input(record))
 
     def get(self, decision_id: str) -> decision_pb2.Decision | None:
         """A record by id."""
@@ -155,6 +169,14 @@ class DecisionLog:
             self._open.add(record.decision_id)
         else:
             self._open.discard(record.decision_id)
+
+
+def without_input(record: decision_pb2.Decision) -> decision_pb2.Decision:
+    """A copy without the input that it was made from."""
+    bare = decision_pb2.Decision()
+    bare.CopyFrom(record)
+    bare.ClearField("replay")
+    return bare
 
 
 def _newer(record: decision_pb2.Decision, known: decision_pb2.Decision) -> bool:
