@@ -1,21 +1,54 @@
-"""Messages of other packages inside a stored record: each is stored as it is, with its unknown fields kept.
+"""Records around one value, and messages of other packages as such values.
 
-form = message_form(scheduler_pb2.ScalingResult, {"trimtab.scheduler.v1.GroupPlacement": ("cluster", "group")})
-record_codec(StoredResult, prescheduler_pb2.ScheduleResultRecord, Rules(forms={scheduler_pb2.ScalingResult: form}))
+    form = message_form(scheduler_pb2.ScalingResult, {"trimtab.scheduler.v1.GroupPlacement": ("cluster", "group")})
+    rules = Rules(forms={scheduler_pb2.ScalingResult: form})
+    codec = ValueCodec(scheduler_pb2.ScalingResult, prescheduler_pb2.ScheduleResultRecord, rules)
+
+A message is stored as it is. A rewrite sets what this release knows of it and keeps the rest.
 """
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
+from trimtab.store.message_codec import Codec, Rules
 from trimtab.store.message_fields import Form, by_fields, known_bytes
+from trimtab.store.records import CHECKSUM_FIELD, SCHEMA_FIELD, record_codec
 
 M = TypeVar("M", bound=Message)
+V = TypeVar("V")
 
 Ids = Mapping[str, tuple[str, ...]]
 """Full name of a message in a repeated field → the fields that tell its elements apart."""
+
+
+class ValueCodec(Codec[V]):
+    """The codec of a record that holds one value: beside schema and checksum its message has one field.
+
+    Raises ``SchemaMismatch``, and ``ValueError`` for a message with another number of fields.
+    """
+
+    def __init__(self, value_type: type[V], message_type: type[Message], rules: Rules | None = None) -> None:
+        names = [field.name for field in message_type.DESCRIPTOR.fields]
+        own = [name for name in names if name not in (SCHEMA_FIELD, CHECKSUM_FIELD)]
+        if len(own) != 1:
+            raise ValueError(f"{message_type.DESCRIPTOR.full_name} has {len(own)} fields of its own, not one")
+        self.value_type = value_type
+        self.message_type = message_type
+        self._name = own[0]
+        self._holder: Any = dataclasses.make_dataclass("Holder", [(self._name, value_type)], frozen=True)
+        self._codec: Codec[Any] = record_codec(self._holder, message_type, rules)
+
+    def write(self, value: V, onto: Message | None = None) -> Any:
+        """A message with the value, and with what ``onto`` has beside it. Raises ``ValueError``, naming the field."""
+        return self._codec.write(self._holder(value), onto)
+
+    def read(self, message: Message) -> V:
+        """The value. Raises ``Unreadable``."""
+        return cast("V", getattr(self._codec.read(message), self._name))
 
 
 def message_form(message_type: type[Message], ids: Ids | None = None) -> Form:

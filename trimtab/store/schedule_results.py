@@ -1,12 +1,10 @@
 """What came of a scaling request: written by the pre-scheduler, read by the policy engine too."""
 
-from dataclasses import dataclass
-
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.api.store.v1 import prescheduler_pb2
 from trimtab.store.message_codec import Rules
-from trimtab.store.message_forms import bare, message_form
-from trimtab.store.records import RecordKind, record_codec
+from trimtab.store.message_forms import ValueCodec, bare, message_form
+from trimtab.store.records import RecordKind
 
 PLACEMENT_IDS = {
     "trimtab.scheduler.v1.GroupPlacement": ("cluster", "group"),
@@ -16,26 +14,19 @@ PLACEMENT_IDS = {
 """What tells placements of a result apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredResult:
-    """A request's result."""
-
-    result: scheduler_pb2.ScalingResult
-
-
-def _legacy(raw: bytes) -> StoredResult:
-    """A result as releases before schema numbers wrote it: the bare message. Raises ValueError."""
+def _legacy(raw: bytes) -> scheduler_pb2.ScalingResult:
+    """A result as releases before schema numbers wrote it: the bare message. Raises ``ValueError``."""
     result = bare(scheduler_pb2.ScalingResult.FromString(raw))
     if not result.service:
         raise ValueError("names no service")
-    return StoredResult(result=result)
+    return result
 
 
 SCHEDULE_RESULT = RecordKind(
     name="scheduling result",
     schema=1,
-    codec=record_codec(
-        StoredResult,
+    codec=ValueCodec(
+        scheduler_pb2.ScalingResult,
         prescheduler_pb2.ScheduleResultRecord,
         Rules(forms={scheduler_pb2.ScalingResult: message_form(scheduler_pb2.ScalingResult, PLACEMENT_IDS)}),
     ),

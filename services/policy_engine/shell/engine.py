@@ -17,7 +17,7 @@ import structlog
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.catalog import Catalog, Snapshot
 from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, RefusedLog, load_memory
+from policy_engine.shell.memory import Memory, load_memory
 from policy_engine.shell.metrics import EngineMetrics
 from policy_engine.shell.observe import Observed, observe
 from policy_engine.shell.pools import PoolRunner
@@ -35,6 +35,7 @@ from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.record_hash import RefusedLog
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +162,7 @@ class Engine:
         self.metrics.leader.set(1 if token is not None else 0)
         if token is None or token != self._loaded_token:
             await self._load(token)
-        elif self.memory.refused:
+        else:
             await self.memory.look_again(self.store)
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
@@ -177,7 +178,7 @@ class Engine:
             await self.scaled.turn(services, turn, self.memory)
             self._scaled_at_s = turn.now_s
         self.last_turn_s, self.last_observed = turn.now_s, turn.observed
-        refused = [*self.memory.refused.values(), *self.scaled.refused_results.values()]
+        refused = [*self.memory.refused(), *self.scaled.refused_results.values()]
         self._refused.show(refused)
         self.metrics.show(self.pools.reports.values(), self.scaled.reports.values(), refused)
 

@@ -196,11 +196,10 @@ class ScaledRunner:
             record = self.log.get(request.decision_id) if request is not None else None
             if record is None:
                 continue
-            found = SCHEDULE_RESULT.decode(raw, key=keys.schedule_results(), field=service)
-            if isinstance(found, Refused):
-                self.refused_results[service] = found
+            result = SCHEDULE_RESULT.decode(raw, key=keys.schedule_results(), field=service)
+            if isinstance(result, Refused):
+                self.refused_results[service] = result
                 continue
-            result = found.result
             if result.decision_id != record.decision_id:
                 continue
             state, detail = self._outcome_of(service, result, memory)

@@ -5,7 +5,6 @@ Each kind has a schema number of its own. What releases before schema numbers wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from policy_engine.core.arena import ReplicaFacts
@@ -29,8 +28,8 @@ from trimtab.config.resources import (
     service_policy_to_proto,
 )
 from trimtab.store.message_codec import Form, Rules
-from trimtab.store.message_forms import message_form
-from trimtab.store.records import RecordKind, record_codec
+from trimtab.store.message_forms import ValueCodec, message_form
+from trimtab.store.records import RecordKind
 
 
 def _write_history(history: History, message: Any) -> None:
@@ -91,30 +90,9 @@ RULES = Rules(
 """How types of the cores are stored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPoolState:
-    """A pool's state."""
-
-    state: PoolState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredScaledState:
-    """A scaled service's state."""
-
-    state: ScaledState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredDesiredPool:
-    """A pool's desired state."""
-
-    state: actuator_pb2.PoolState
-
-
-_POOL_STATE = record_codec(StoredPoolState, engine_pb2.PoolStateRecord, RULES)
-_SCALED_STATE = record_codec(StoredScaledState, engine_pb2.ScaledStateRecord, RULES)
-_DESIRED_POOL = record_codec(StoredDesiredPool, engine_pb2.DesiredPoolRecord, RULES)
+_POOL_STATE = ValueCodec(PoolState, engine_pb2.PoolStateRecord, RULES)
+_SCALED_STATE = ValueCodec(ScaledState, engine_pb2.ScaledStateRecord, RULES)
+_DESIRED_POOL = ValueCodec(actuator_pb2.PoolState, engine_pb2.DesiredPoolRecord, RULES)
 
 POOL_STATE = RecordKind(
     name="pool state",
