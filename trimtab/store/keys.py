@@ -137,18 +137,24 @@ def decision_index() -> str:
     return owned(POLICY_ENGINE, "decision-index")
 
 
+def decision_inputs() -> str:
+    """Hash: decision id → ReplayRecord, the input that it was made from; bounded as the index is."""
+    return owned(POLICY_ENGINE, "decision-inputs")
+
+
 def scaling_requests() -> str:
     """Hash: service → its ScalingRequest, absolute."""
     return owned(POLICY_ENGINE, "scaling-requests")
 
 
 def desired_pools() -> str:
-    """Hash: pool → its desired PoolState, absolute."""
+    """Hash: pool → DesiredPoolRecord, absolute."""
     return owned(POLICY_ENGINE, "desired-pools")
 
 
 def engine_state(part: str) -> str:
-    """Hash: name → what the engine's next tick, or its next leader, goes on from (``tss``, ``scaling``, …)."""
+    """Hash: name → what the engine's next tick, or its next leader, goes on from: ``pools`` has PoolStateRecords,
+    ``scaled`` ScaledStateRecords."""
     return owned(POLICY_ENGINE, "state", part)
 
 
@@ -161,22 +167,22 @@ def paused() -> str:
 
 
 def cycles() -> str:
-    """Stream of Cycles, bounded."""
+    """Stream of CycleRecords, bounded."""
     return owned(PRESCHEDULER, "cycles")
 
 
 def schedule_results() -> str:
-    """Hash: service → result of its last scaling request."""
+    """Hash: service → ScheduleResultRecord, what came of its last scaling request."""
     return owned(PRESCHEDULER, "results")
 
 
 def deployment_groups() -> str:
-    """Hash: ``cluster/service/group`` → DeploymentGroup, as it was when its cluster was last seen."""
+    """Hash: ``cluster/service/group`` → DeploymentGroupRecord, as it was when its cluster was last seen."""
     return owned(PRESCHEDULER, "groups")
 
 
 def schedule_answer(request_id: str) -> str:
-    """Hash: digest of a Schedule call, and the ScheduleResponse it got; expires. Any ``request_id`` will do."""
+    """Hash: digest of a Schedule call, and the ScheduleAnswerRecord of it; expires. Any ``request_id`` will do."""
     return owned(PRESCHEDULER, "answers", hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest())
 
 
