@@ -25,8 +25,8 @@ from trimtab.cli.connect import PAGE_SIZE
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.up import RunningStack, apply_when_up, running
 from trimtab.config.resources import Resource
-from trimtab.views.text import message_dict
 from trimtab.domain.time import seconds_of
+from trimtab.views.text import message_dict
 
 BRING_UP_TIMEOUT_S = 180.0
 SETTLE_S = 6.0

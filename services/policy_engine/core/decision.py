@@ -89,8 +89,6 @@ def role_value(role: Role) -> types_pb2.Role.ValueType:
     return types_pb2.Role.Value(f"ROLE_{role.value.upper().replace('-', '_')}")
 
 
-
-
 def same(one: decision_pb2.Decision, other: decision_pb2.Decision) -> bool:
     """Whether two records are equal, bit for bit."""
     return one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)

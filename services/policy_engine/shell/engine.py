@@ -36,7 +36,6 @@ from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease, StoreLease, fenced_write
-from trimtab.store.lease import Lease, fenced_write
 from trimtab.store.record_hash import RefusedLog
 
 log = structlog.get_logger(__name__)

@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.pool import PoolState, decide_pool
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.pool import PoolState, UnderWay, decide_pool
-from policy_engine.core.signals import FrontDoor, RoleSignals, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from tests.unit.policy.births import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
