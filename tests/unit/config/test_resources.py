@@ -47,7 +47,7 @@ POLICY: dict[str, Any] = {
 }
 RULES = (
     "allocation", "load", "prediction", "stageGuard", "settleS", "priorityBase", "overload", "donorMargin",
-    "maxTransitions",
+    "maxTransitions", "rebalanceWaits",
 )  # fmt: skip
 POOL: dict[str, Any] = {
     "apiVersion": "trimtab.dev/v1",
