@@ -119,7 +119,13 @@ class PoolRules(Spec):
 
     @classmethod
     def plain(cls) -> Self:
-        """TRE's own rules: Z alone, the power law, one cadence after the other."""
+        """TRE's own rules (section IV): the Z of now alone, one transition at a time, no rebalance beside a rescue."""
         return cls(
-            allocation="share", load=LoadRule(enabled=False), prediction="power", stage_guard=False, settle_s=0.0
+            allocation="share",
+            load=LoadRule(enabled=False),
+            prediction="none",
+            stage_guard=False,
+            settle_s=0.0,
+            max_transitions=1,
+            rebalance_waits=True,
         )
