@@ -189,7 +189,7 @@ def _awake_after(d: Draft, pool: Pool, operation: Operation) -> set[str]:
 def start_waiting(d: Draft) -> None:
     """Operations that waited for others reckon their steps once those have ended."""
     for operation in list(d.unfinished()):
-        if not operation.waits_for:
+        if not operation.waits_for or d.held.operation(operation) is not None:
             continue
         others = [d.operations.get(other) for other in operation.waits_for]
         if any(other is not None and not other.finished for other in others):
@@ -215,7 +215,8 @@ def correct(d: Draft) -> None:
     """
     for name in sorted(d.pools):
         pool = d.pools[name]
-        steps = plan_pool(d, pool, _kept_up(pool)) if _brought_up(pool) else []
+        touched = _brought_up(pool) and d.held.subject(name) is None
+        steps = plan_pool(d, pool, _kept_up(pool)) if touched else []
         # Capacity first: what is to be awake comes before what is to sleep.
         for step in sorted(steps, key=lambda step: (step.goal is not Goal.AWAKE, step.replica)):
             if _can_begin(d, step) and _may_correct(d, step.replica):
@@ -223,7 +224,8 @@ def correct(d: Draft) -> None:
     claimed = d.claimed()
     for name in sorted(d.replicas):
         replica = d.replicas[name]
-        if not replica.spec.pool and name not in claimed and _may_correct(d, name):
+        free = not replica.spec.pool and name not in claimed and d.held.replica(replica) is None
+        if free and _may_correct(d, name):
             for step in _scaled_steps(d, replica):
                 _open_correction(d, replica.spec.group or name, step, replica.spec.decision_id)
 

@@ -7,6 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from actuator.core.admission_placement import GroupRequest, PlacementRequest
 from actuator.core.admission_pool import PoolRequest
 from actuator.core.endpoints import Endpoint
+from actuator.core.held import held
 from actuator.core.ledger import taken_gpus
 from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Spec, State, Step
 from actuator.core.world import Sight, World
@@ -138,9 +139,9 @@ def endpoints_to_proto(
 
 
 def node_table(state: State, world: World) -> pb.NodeTable:
-    """Nodes as columns; a GPU is free when neither a replica, a pool nor the backend claims it."""
-    pool_gpus = {gpu for pool in state.pools.values() for gpu in pool.gpus}
-    taken = taken_gpus(state.replicas, pool_gpus, world)
+    """Nodes as columns; a GPU is free when no replica, pool, backend, or record that cannot be read claims it."""
+    claimed = {gpu for pool in state.pools.values() for gpu in pool.gpus} | held(state, world).gpus.keys()
+    taken = taken_gpus(state.replicas, claimed, world)
     table = pb.NodeTable()
     for name in sorted(world.nodes):
         node = world.nodes[name]
