@@ -53,7 +53,7 @@ async def _write(store: Store, hashes: Mapping[str, Mapping[str, str | bytes]]) 
 
 
 async def _bytes(store: Store, name: str) -> dict[str, bytes]:
-    found: dict[bytes, bytes] = await store.redis.hgetall(HASHES[name])  # type: ignore[misc]
+    found: dict[bytes, bytes] = await store.redis.hgetall(HASHES[name])
     return {field.decode(): value for field, value in found.items()}
 
 
@@ -241,7 +241,7 @@ async def test_a_token_that_is_none_is_refused_like_metadata(store: Store, token
 
 async def test_a_record_under_another_name_than_its_own_is_refused(store: Store) -> None:
     raw = stored.REPLICA.encode(STATE.replicas["chat-0"])
-    await _write(store, {"replicas": {"chat-9": raw, b"\xff": raw}})  # type: ignore[dict-item]
+    await _write(store, {"replicas": {"chat-9": raw, b"\xff": raw}})
     refused = (await Records(store, "local").load()).state.refused
     assert [(record.name, record.why.rpartition(": ")[2]) for record in refused] == [
         ("\\xff", "is the replica 'chat-0'"),

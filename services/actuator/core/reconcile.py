@@ -8,7 +8,18 @@ from dataclasses import replace
 
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited, in_the_way, sharing
-from actuator.core.model import Goal, Operation, OperationKind, OperationState, Pool, Replica, Spec, Step, StepKind
+from actuator.core.model import (
+    Goal,
+    Operation,
+    OperationKind,
+    OperationState,
+    Pool,
+    Replica,
+    Spec,
+    State,
+    Step,
+    StepKind,
+)
 from actuator.core.operations import advance, keep
 from actuator.core.prewarming import holder
 from trimtab.words import HoldOwner, LifeCycle
@@ -184,6 +195,20 @@ def _awake_after(d: Draft, pool: Pool, operation: Operation) -> set[str]:
             is_awake = step.kind is StepKind.RELEASE
         (awake.add if is_awake else awake.discard)(step.replica)
     return awake
+
+
+def without_lost_operation(state: State, pool: Pool) -> Pool:
+    """The pool, when an operator has removed the record of the operation that it waits for, as after a failed one.
+
+    Neither done nor undone: what is awake now stays so until the next state comes.
+    """
+    settled = pool.settled_revision == pool.state_revision
+    refused = any(record.name == pool.operation_id for record in state.refused)
+    if settled or not pool.operation_id or pool.operation_id in state.operations or refused:
+        return pool
+    found = (state.replicas.get(spec.replica) for spec in pool.overlay)
+    awake = sorted(replica.name for replica in found if replica is not None and _shown(replica))
+    return replace(pool, settled_revision=pool.state_revision, effective_awake=tuple(awake))
 
 
 def start_waiting(d: Draft) -> None:

@@ -12,7 +12,7 @@ from actuator.core.model import Gateway, Limits, Operation, OperationState, Stat
 from actuator.core.observe import hear, observe
 from actuator.core.operations import advance, begin_rollback, keep
 from actuator.core.prewarming import prewarm
-from actuator.core.reconcile import conclude_pools, correct, start_waiting
+from actuator.core.reconcile import conclude_pools, correct, start_waiting, without_lost_operation
 from actuator.core.refused import RefusedKind
 from actuator.core.sleeping import restore
 from actuator.core.world import Action, Outcome, World
@@ -104,11 +104,12 @@ def resume(state: State, *, now_s: float, limits: Limits) -> State:
         for name, replica in state.replicas.items()
     }
     operations = {name: _unheard(operation) for name, operation in state.operations.items()}
-    return replace(state, meta=meta, gateways=gateways, replicas=replicas, operations=operations)
+    pools = {name: without_lost_operation(state, pool) for name, pool in state.pools.items()}
+    return replace(state, meta=meta, gateways=gateways, replicas=replicas, operations=operations, pools=pools)
 
 
 def take_up(state: State, loaded: State, world: World, *, now_s: float, limits: Limits) -> State:
-    """The state with the refused records of ``loaded``, what the store holds now, in place of those it had.
+    """The state with the refused records that the store holds now, ``loaded``, in place of those it had.
 
     What has become readable is taken from ``loaded``; what was removed is forgotten, and what cannot be read any more
     leaves the state. Everything else stays as it is in memory.
@@ -122,6 +123,9 @@ def take_up(state: State, loaded: State, world: World, *, now_s: float, limits: 
         elif record.kind is RefusedKind.OPERATION and record.name in loaded.operations:
             d.operations[record.name] = _unheard(loaded.operations[record.name])
     d.refuse(loaded.refused)
+    seen = replace(state, replicas=d.replicas, operations=d.operations, refused=d.refused)
+    for name, pool in d.pools.items():
+        d.pools[name] = without_lost_operation(seen, pool)
     return d.commit()
 
 
