@@ -32,6 +32,7 @@ from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageReader
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.domain.histogram import Histogram
+from trimtab.domain.time import seconds_of
 from trimtab.store import keys
 from trimtab.store.embedded import EmbeddedStore
 
@@ -243,9 +244,7 @@ def _ages(url: str, targets: int, *, seconds: float) -> list[float]:
             pipeline.hgetall(keys.latest_samples(f"s-{service}", _SERVICE_ROLE))
             (whole_s, micros), stored = pipeline.execute()
             now_s = whole_s + micros / 1e6
-            ages_s += [
-                now_s - pb.ReplicaSample.FromString(data).sample_time.ToMicroseconds() / 1e6 for data in stored.values()
-            ]
+            ages_s += [now_s - seconds_of(pb.ReplicaSample.FromString(data).sample_time) for data in stored.values()]
         # No multiple of the interval: each look is at another moment of it.
         time.sleep(0.37)
     client.close()

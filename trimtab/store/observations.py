@@ -28,7 +28,8 @@ from typing import NamedTuple
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.histogram import EMPTY, Histogram, merge_histograms
-from trimtab.store.common_window import choose, microseconds
+from trimtab.domain.time import microseconds_of, seconds_of
+from trimtab.store.common_window import choose
 
 __all__ = [
     "Graded",
@@ -118,7 +119,7 @@ def signal(observation: pb.RoleObservation, wanted: "pb.Signal.ValueType") -> ty
 
 def window_end_s(observation: pb.RoleObservation) -> float:
     """End of the window: Unix seconds on the store's clock."""
-    return microseconds(observation.window_end) / 1e6
+    return seconds_of(observation.window_end)
 
 
 def age_s(observation: pb.RoleObservation, now_s: float) -> float:
@@ -169,8 +170,8 @@ def _observe(parts: Sequence[_Part], *, role: "types_pb2.Role.ValueType") -> pb.
         reported_replicas=sorted(name for part in parts for name in part.reported & part.wanted),
         missing_replicas=sorted(name for part in parts for name in part.wanted - part.reported),
     )
-    observation.window_start.FromMicroseconds(min(microseconds(partial.window_start) for partial in chosen))
-    observation.window_end.FromMicroseconds(max(microseconds(partial.window_end) for partial in chosen))
+    observation.window_start.CopyFrom(min((p.window_start for p in chosen), key=microseconds_of))
+    observation.window_end.CopyFrom(max((p.window_end for p in chosen), key=microseconds_of))
     for name in sorted({item.signal for partial in chosen for item in partial.signals}):
         speaking = _speaking(parts, _SIGNAL_ROLES.get(name))
         items = [item for part in speaking for partial in part.chosen for item in partial.signals]

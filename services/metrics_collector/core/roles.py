@@ -27,6 +27,7 @@ from metrics_collector.core.targets import RoleKey, Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.domain.histogram import Histogram, merge_histograms
+from trimtab.domain.time import timestamp_of
 
 LATENCIES: Mapping[Latency, "pb.Latency.ValueType"] = {
     Latency.TTFT: pb.LATENCY_TTFT,
@@ -193,7 +194,7 @@ def role_partials(
 def set_window(partial: pb.RolePartial, window: Window) -> None:
     """Store-clock seconds → timestamps, to the microsecond."""
     for timestamp, seconds in ((partial.window_start, window.start_s), (partial.window_end, window.end_s)):
-        timestamp.FromMicroseconds(round(seconds * 1e6))
+        timestamp.CopyFrom(timestamp_of(seconds))
 
 
 class RoleSums(NamedTuple):
