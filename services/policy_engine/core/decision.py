@@ -46,7 +46,7 @@ class RecordHeader:
     """What a record has beside its substance."""
 
     decision_id: str
-    decide_time_ns: int
+    decide_time: Timestamp
     fencing_writer: str
     fencing_token: int
     replica_revisions: tuple[tuple[str, int], ...] = ()
@@ -96,7 +96,7 @@ def assemble(draft: Draft, given: CoreInput, header: RecordHeader) -> decision_p
         fencing=types_pb2.Fencing(writer=header.fencing_writer, token=header.fencing_token),
         replay_input=encode_input(given),
     )
-    record.decide_time.FromNanoseconds(header.decide_time_ns)
+    record.decide_time.CopyFrom(header.decide_time)
     for item in draft.inputs:
         record.inputs.add(name=item.name, unit=item.unit, measurement=measurement_to_proto(item.signal))
     for clamp in draft.clamps:
@@ -141,7 +141,7 @@ def replay(record: decision_pb2.Decision) -> decision_pb2.Decision:
         raise ReplayError("from these inputs the engine would record nothing")
     header = RecordHeader(
         decision_id=record.decision_id,
-        decide_time_ns=record.decide_time.ToNanoseconds(),
+        decide_time=record.decide_time,
         fencing_writer=record.fencing.writer,
         fencing_token=record.fencing.token,
         replica_revisions=tuple(sorted(record.replica_revisions.items())),
