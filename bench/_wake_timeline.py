@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from policy_engine.core.decision import ReplayError, decode_input
 from policy_engine.core.pool import PoolInput
+from policy_engine.shell.replay import ReplayError, decode_input
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.policy.v1 import decision_pb2
@@ -171,7 +171,7 @@ def decisions_of(
     found = []
     for record in records:
         at_s = seconds_of(record.decide_time)
-        if record.subject == pool and since_s - BEFORE_S <= at_s <= until_s:
+        if concerns(record, pool, since_s=since_s, until_s=until_s):
             found.append(
                 Decided(
                     at_s=round(at_s - since_s, 3),
@@ -183,9 +183,14 @@ def decisions_of(
     return sorted(found, key=lambda one: one.at_s)
 
 
+def concerns(record: decision_pb2.Decision, pool: str, *, since_s: float, until_s: float) -> bool:
+    """Whether it is a decision of the pool of that time, or of shortly before."""
+    return record.subject == pool and since_s - BEFORE_S <= seconds_of(record.decide_time) <= until_s
+
+
 def _window_s(record: decision_pb2.Decision, service: str, since_s: float) -> float | None:
     try:
-        given = decode_input(record.replay_input)
+        given = decode_input(record)
     except ReplayError:
         return None
     if not isinstance(given, PoolInput):

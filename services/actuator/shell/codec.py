@@ -6,7 +6,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from actuator.core.admission_placement import PlacementRequest
 from actuator.core.admission_pool import PoolRequest
-from actuator.core.endpoints import Endpoint
 from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Spec, Step
 from actuator.core.placement_exchange import group_requests
 from actuator.core.world import Sight
@@ -109,29 +108,6 @@ def _step_to_proto(step: Step) -> pb.OperationStep:
         end_time=timestamp(step.end_s),
         detail=step.detail,
         service=step.service,
-    )
-
-
-def endpoints_to_proto(
-    endpoints: Iterable[Endpoint], services: Iterable[str], *, revision: int, cluster: str, lease_s: float
-) -> pb.WatchEndpointsResponse:
-    """The whole set. A service without an endpoint is listed too, so that gateways hold its requests."""
-    by_service: dict[str, list[pb.Endpoint]] = {service: [] for service in sorted(set(services))}
-    for endpoint in endpoints:
-        by_service.setdefault(endpoint.service, []).append(
-            pb.Endpoint(
-                replica=endpoint.replica,
-                address=endpoint.address,
-                role=_ROLES[endpoint.role],
-                state=pb.EndpointState.Value(_enum_name("ENDPOINT_STATE_", endpoint.state)),
-                model=endpoint.model,
-            )
-        )
-    return pb.WatchEndpointsResponse(
-        services=[pb.ServiceEndpoints(service=service, endpoints=found) for service, found in by_service.items()],
-        revision=revision,
-        cluster=cluster,
-        lease_s=lease_s,
     )
 
 

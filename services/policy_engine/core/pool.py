@@ -15,7 +15,7 @@ from policy_engine.core.members import MemberMemory, Picture, look_at_members, n
 from policy_engine.core.overlay import Gpu, OverlayReplica, adopt_awake
 from policy_engine.core.reports import MemberReport, count_changes, pool_inputs
 from policy_engine.core.signals import FrontDoor, RoleSignals
-from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, MemberKey, Rule
+from policy_engine.core.vocabulary import VOLUNTARY, Clamp, ClampKind, DecisionKind, MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle
 
@@ -78,8 +78,8 @@ class PoolState:
 class PoolInput:
     """One tick's input, whole. `views` and `fronts` hold what was observed; an absent one was never observed.
 
-    `unreachable`, `budget_unknown` and `under_way` say why nothing may be decided: an actuator that does not answer,
-    GPUs that cannot be read, a transition. With `operations` in place of `under_way` a large pool may have several.
+    `unreachable` and `budget_unknown` say why nothing may be decided: an actuator that does not answer, GPUs that
+    cannot be read. `operations` are the transitions under way; a large pool may have several.
     """
 
     now_s: float
@@ -92,10 +92,6 @@ class PoolInput:
     fronts: tuple[tuple[str, FrontDoor], ...]
     state: PoolState
     unreachable: str = ""
-    under_way: str = ""
-    # The rule and the receivers of the transition under way.
-    under_way_rule: Rule | None = None
-    under_way_receivers: tuple[MemberKey, ...] = ()
     # Replicas that the actuator is repairing.
     busy: tuple[str, ...] = ()
     operations: tuple[UnderWay, ...] = ()
@@ -120,7 +116,7 @@ class PoolResult:
 
 def decide_pool(given: PoolInput) -> PoolResult:
     """One tick of one pool."""
-    operations = _operations(given)
+    operations = given.operations
     moving = {key for item in operations for key in (*item.receivers, *item.donors)}
     members, memories = look_at_members(
         Picture(given.now_s, given.pool, given.policies, given.overlay, given.awake, given.replicas),
@@ -155,13 +151,6 @@ def decide_pool(given: PoolInput) -> PoolResult:
     verdict = arbitrate(arena, fast_due=fast_due, slow_due=slow_due)
     state = _continued(given, state, verdict, more=len(operations) + 1 < limit, slow_due=slow_due)
     return _apply(given, state, members, reports, verdict)
-
-
-def _operations(given: PoolInput) -> tuple[UnderWay, ...]:
-    if given.operations or not given.under_way:
-        return given.operations
-    # Told as one that bars everything: what it moves is not known.
-    return (UnderWay(given.under_way, given.under_way_rule, given.under_way_receivers, (), ()),)
 
 
 def _arena(given: PoolInput, members: tuple[MemberState, ...], operations: tuple[UnderWay, ...]) -> Arena:
@@ -235,13 +224,13 @@ def _continued(given: PoolInput, state: PoolState, verdict: Verdict, *, more: bo
 
 
 def _preempts(operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]) -> tuple[str, str] | None:
-    """The rebalance that gives way to a hard-guard breach of somebody else's, and why; nothing else is interrupted."""
+    """The voluntary move that gives way to a hard-guard breach of another member's, and why; others go on."""
     receivers = {key for item in operations for key in item.receivers}
     for member in members:
         if not member.guard.hard or not member.share.demand or member.key in receivers:
             continue
         for item in operations:
-            if item.rule == Rule.REBALANCE:
+            if item.rule in VOLUNTARY:
                 return item.operation, f"{member.key}: {member.guard.hard}"
     return None
 
@@ -251,15 +240,15 @@ def _suffers(
 ) -> tuple[str, str] | None:
     """The transition whose donor passes a guard while its replica still drains: that one is given back.
 
-    A rebalance ends at the limit that would have vetoed the donor. Of a rescue the receiver is worse off, so there it
-    takes the donor's hard limit. Queues and KV caches are judged by the actuator, at each of its looks.
+    A voluntary move ends at the limit that would have vetoed the donor. Of a rescue the receiver is worse off, so there
+    it takes the donor's hard limit. Queues and KV caches are judged by the actuator, at each of its looks.
     """
     draining = {item.replica for item in given.replicas if item.life_cycle == LifeCycle.DRAINING}
     for item in operations:
         if draining.isdisjoint(item.replicas):
             continue
         for member in members:
-            broken = member.guard.soft if item.rule == Rule.REBALANCE else member.guard.hard
+            broken = member.guard.soft if item.rule in VOLUNTARY else member.guard.hard
             if broken and member.key in item.donors and member.share.demand:
                 return item.operation, f"{member.key}, which gives: {broken}"
     return None

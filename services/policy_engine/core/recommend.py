@@ -20,6 +20,11 @@ from trimtab.words import Quality, Role
 SEVERE_FACTOR = 1.2
 MODERATE_FACTOR = 1.1
 DEMAND_EPSILON = 1e-6
+# Roles that report the tokens of each metric.
+_COUNTED: dict[str, tuple[Role, ...]] = {
+    "decode-tps": (Role.COLOCATED, Role.DECODE),
+    "prefill-tps": (Role.COLOCATED, Role.PREFILL, Role.PREFILL_ATTENTION),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,12 @@ class Recommendation:
 
 
 def metric_role(spec: ServicePolicySpec, proportional: Proportional) -> Role:
-    """The role whose tokens are counted."""
-    if spec.role(Role.COLOCATED) is not None:
-        return Role.COLOCATED
-    return Role.DECODE if proportional.metric == "decode-tps" else Role.PREFILL
+    """The service's role whose tokens are counted. Raises ValueError when it has none."""
+    counted = _COUNTED[proportional.metric]
+    found = next((item.role for item in spec.roles if item.role in counted), None)
+    if found is None:
+        raise ValueError(f"{proportional.metric} needs one of the roles {', '.join(counted)}")
+    return found
 
 
 def metric_signal(proportional: Proportional, view: RoleSignals) -> Measurement:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from policy_engine.core.scaled import RoleReplicas
-from policy_engine.core.units import RoleCounts
+from policy_engine.core.units import RoleCounts, shape_of
 from trimtab.config.resources import ServicePolicy
-from trimtab.config.specs import Ratio
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
 from trimtab.words import LifeCycle, Role
 
@@ -48,7 +47,7 @@ def scaling_request(
     `created_s` is when the counts were decided: a request that is only refreshed keeps its place in the queue.
     """
     spec = policy.spec
-    wanted = dict(counts)
+    wanted, parts = dict(counts), shape_of(spec).parts
     return ScalingRequest(
         service=policy.name,
         decision_id=decision_id,
@@ -60,7 +59,7 @@ def scaling_request(
                 gpu_types=role.gpu_types,
                 model=spec.model,
                 profile=role.profile,
-                ratio_part=_ratio_part(spec.ratio, role.role),
+                ratio_part=parts[role.role],
             )
             for role in spec.roles
         ),
@@ -73,10 +72,3 @@ def scaling_request(
         token=token,
         replica_revisions=tuple(sorted(replica_revisions)),
     )
-
-
-def _ratio_part(ratio: Ratio | None, role: Role) -> int:
-    """The role's part of the ratio's smallest unit."""
-    if ratio is None:
-        return 1
-    return ratio.prefill if role is Role.PREFILL else ratio.decode

@@ -14,10 +14,11 @@ import uuid
 
 import structlog
 
+from policy_engine.core.retention import RetentionLimits
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.catalog import Catalog, Snapshot
 from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, desired_command, load_memory
+from policy_engine.shell.memory import Memory, load_memory
 from policy_engine.shell.metrics import EngineMetrics
 from policy_engine.shell.observe import Observed, observe
 from policy_engine.shell.pools import PoolRunner
@@ -27,13 +28,15 @@ from policy_engine.shell.scaled import ScaledRunner
 from policy_engine.shell.settings import EngineSettings
 from policy_engine.shell.turn import Turn, Writer
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.specs import PolicyKind
 from trimtab.rpc.clients import ClientTls
 from trimtab.rpc.run import ServiceContext
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
-from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.lease import Lease, StoreLease, fenced_write
+from trimtab.store.record_hash import RefusedLog
 
 log = structlog.get_logger(__name__)
 
@@ -53,8 +56,15 @@ class Engine:
         self.context = context
         self.store = store
         self.clock = StoreClock(store)
-        self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
-        self.log = DecisionLog(store, kept=settings.decisions_kept, stopping=context.stopping, now=self.clock.now_s)
+        self.lease: Lease = StoreLease(
+            store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s
+        )
+        self.log = DecisionLog(
+            store,
+            limits=RetentionLimits(per_subject=settings.decisions_kept, in_all=settings.decisions_kept_in_all),
+            stopping=context.stopping,
+            now=self.clock.now_s,
+        )
         self.catalog = Catalog(store)
         # What a turn has been waiting for makes the next one come at once: new windows, the end of an operation, which
         # frees its pool for the next transition, the lease, an actuator that answers.
@@ -73,6 +83,7 @@ class Engine:
         )
         self.scaled = ScaledRunner(store, self.fleet, self.writer, self.log, settings.publish_expiry_s)
         self.memory = Memory()
+        self._refused = RefusedLog()
         # Turns and changes of resources take it in turn: a change is never seen by half of a turn.
         self.lock = asyncio.Lock()
         self.last_turn_s = 0.0
@@ -159,8 +170,11 @@ class Engine:
         self.metrics.leader.set(1 if token is not None else 0)
         if token is None or token != self._loaded_token:
             await self._load(token)
+        else:
+            await self.memory.look_again(self.store)
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
+        self.log.set_live(snapshot.policy_protos.keys() | snapshot.pool_protos.keys(), leading=token is not None)
         turn = await self.look(snapshot, token)
         if token is not None:
             await self._forget_deleted(turn)
@@ -173,7 +187,9 @@ class Engine:
             await self.scaled.turn(services, turn, self.memory)
             self._scaled_at_s = turn.now_s
         self.last_turn_s, self.last_observed = turn.now_s, turn.observed
-        self.metrics.show(self.pools.reports.values(), self.scaled.reports.values())
+        refused = [*self.memory.refused(), *self.scaled.refused_results.values()]
+        self._refused.show(refused)
+        self.metrics.show(self.pools.reports.values(), self.scaled.reports.values(), refused)
 
     async def _pool_turns(self, pools: list[Pool], turn: Turn) -> None:
         """Side by side: an actuator that hangs delays its own pools only. The first failure is raised at the end."""
@@ -197,7 +213,7 @@ class Engine:
             if stored is not None and stored.state_revision < desired.state_revision:
                 log.warning("the store lost a pool's desired state, keeping the newer one", pool=name)
                 self.memory.desired[name] = desired
-                lost.append(desired_command(desired))
+                lost.append(self.memory.desired_command(desired))
         if lost:
             await fenced_write(self.store, keys.POLICY_ENGINE, token, lost)
         self._loaded_token = token
@@ -229,18 +245,18 @@ class Engine:
         return [
             policy
             for _, policy in sorted(snapshot.policies.items())
-            if policy.spec.proportional is not None and snapshot.pool_of(policy.name) is None
+            if policy.spec.kind == PolicyKind.SCALED and snapshot.pool_of(policy.name) is None
         ]
 
     async def _forget_deleted(self, turn: Turn) -> None:
         """A deleted resource is not managed any more; its replicas stay as they are."""
         commands = []
-        for name in sorted(set(self.memory.desired) | set(self.memory.pools)):
+        for name in sorted(self.memory.pool_names()):
             if name not in turn.snapshot.pool_protos:
                 commands += self.memory.forget_pool(name)
         scaled = {policy.name for policy in self.scaled_services(turn.snapshot)}
         unreadable = turn.snapshot.policy_protos.keys() - turn.snapshot.policies.keys()
-        for name in sorted(set(self.memory.scaled) | set(self.memory.requests)):
+        for name in sorted(self.memory.service_names()):
             if name not in scaled and name not in unreadable:
                 commands += self.memory.forget_scaled(name)
         if commands:

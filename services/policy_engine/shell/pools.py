@@ -16,7 +16,7 @@ from policy_engine.core.pool import PoolInput, PoolResult, PoolState, decide_poo
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.convert import overlay_from_proto, replica_facts, with_in_flight
 from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, desired_command, pool_state_command
+from policy_engine.shell.memory import Memory
 from policy_engine.shell.poolstate import awake_in_cluster, desired_state, residents, same_wish
 from policy_engine.shell.publish import Publisher
 from policy_engine.shell.records import DecisionLog
@@ -70,6 +70,9 @@ class PoolRunner:
 
     async def turn(self, pool: Pool, turn: Turn, memory: Memory) -> None:
         """One pool's turn. Raises FencedOff and StoreUnavailable."""
+        if memory.why_pool_held(pool.name):
+            await self._hold(pool, turn, memory)
+            return
         policies = turn.snapshot.members_of(pool)
         layout = self._layout(pool, policies, turn, memory)
         unreachable = self.unreachable(pool) or layout.error
@@ -100,6 +103,14 @@ class PoolRunner:
             await self.publisher.publish(pool, link, turn, memory)
             if result.preempt:
                 await self.publisher.preempt(link, result.preempt_operation, result.preempt)
+
+    async def _hold(self, pool: Pool, turn: Turn, memory: Memory) -> None:
+        """A pool of which a record cannot be read: nothing is decided, its last desired state goes on."""
+        desired = memory.desired.get(pool.name)
+        self.reports[pool.name] = PoolReport(pool, None, desired, memory.why_pool_held(pool.name))
+        link = self.fleet.links.get(pool.spec.cluster)
+        if turn.token is not None and desired is not None and link is not None and link.reachable:
+            await self.publisher.publish(pool, link, turn, memory)
 
     def forget(self, names: set[str]) -> None:
         """Drop reports of pools that are gone."""
@@ -142,7 +153,7 @@ class PoolRunner:
             wish = desired_state(pool, policies, layout.overlay, tuple(desired.awake), desired.decision_id)
             if not same_wish(desired, wish):
                 wish.state_revision = desired.state_revision + 1
-                await self.writer.commit(turn, commands=[desired_command(wish)])
+                await self.writer.commit(turn, commands=[memory.desired_command(wish)])
                 memory.desired[pool.name] = wish
             return
         awake = tuple(desired.awake) if desired is not None else awake_in_cluster(link, pool.name)
@@ -160,7 +171,7 @@ class PoolRunner:
         wish = desired_state(pool, policies, birth.overlay, birth.awake, record.decision_id)
         wish.state_revision = desired.state_revision + 1 if desired is not None else 1
         records = [record, *self.publisher.superseded(pool.name, turn)]
-        await self.writer.commit(turn, records=records, commands=[desired_command(wish)])
+        await self.writer.commit(turn, records=records, commands=[memory.desired_command(wish)])
         memory.desired[pool.name] = wish
         log.info("pool laid out", pool=pool.name, decision=record.decision_id, reason=record.reason)
 
@@ -219,9 +230,9 @@ class PoolRunner:
                 desired = memory.desired[name]
                 wish = desired_state(given.pool, given.policies, given.overlay, result.awake, record.decision_id)
                 wish.state_revision = desired.state_revision + 1
-                commands.append(desired_command(wish))
+                commands.append(memory.desired_command(wish))
         if result.state != memory.pools.get(name):
-            commands.append(pool_state_command(name, result.state))
+            commands.append(memory.pool_state_command(name, result.state))
         if records or commands:
             await self.writer.commit(turn, records=records, commands=commands)
         memory.pools[name] = result.state

@@ -17,7 +17,7 @@ from policy_engine.core.pool import PoolState, UnderWay, bar, settle
 from policy_engine.core.vocabulary import MemberKey, Rule
 from policy_engine.shell.convert import overlay_from_proto
 from policy_engine.shell.links import FINISHED, ActuatorLink
-from policy_engine.shell.memory import Memory, desired_command, pool_state_command
+from policy_engine.shell.memory import Memory
 from policy_engine.shell.poolstate import awake_in_cluster, desired_state
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
 from policy_engine.shell.turn import Turn, Writer
@@ -188,7 +188,7 @@ class Publisher:
             awake = settle(overlay, tuple(desired.awake), transition, awake_now)
             wish = desired_state(pool, turn.snapshot.members_of(pool), overlay, awake, record.decision_id)
             wish.state_revision = desired.state_revision + 1
-            commands = [desired_command(wish), pool_state_command(pool.name, state)]
+            commands = [memory.desired_command(wish), memory.pool_state_command(pool.name, state)]
         await self.writer.commit(turn, records=[done], commands=commands)
         if wish is not None:
             memory.desired[pool.name] = wish
@@ -249,6 +249,12 @@ class Publisher:
             info = error_info(error)
             current = int(info.metadata.get("highest_token", "0") or 0) if info is not None else 0
             raise FencedOff(keys.POLICY_ENGINE, token=turn.token or 0, current_token=current)
+        if memory.why_pool_held(pool.name):
+            # What cannot be read is not decided on: the refusal stands until the record is restored or removed.
+            log.warning("a held pool's state is not taken", pool=pool.name, error=describe(error))
+            until_s = turn.now_s + REFUSED_PAUSE_S
+            self._refusals[pool.name] = _Refusal(memory.desired[pool.name].state_revision, until_s, describe(error))
+            return
         if reason in ("OUTDATED", "REVISION_REUSED"):
             await self._catch_up(pool, link, turn, memory, error)
             return
@@ -280,7 +286,7 @@ class Publisher:
         awake = adopt_awake(overlay, awake_in_cluster(link, pool.name)) or tuple(desired.awake)
         wish = desired_state(pool, turn.snapshot.members_of(pool), overlay, awake, desired.decision_id)
         wish.state_revision = max(theirs, desired.state_revision) + 1
-        await self.writer.commit(turn, commands=[desired_command(wish)])
+        await self.writer.commit(turn, commands=[memory.desired_command(wish)])
         memory.desired[pool.name] = wish
         log.warning("the actuator is ahead", pool=pool.name, theirs=theirs, ours=desired.state_revision)
 

@@ -12,6 +12,7 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ServicePolicy
+from trimtab.config.specs import PolicyKind
 from trimtab.domain.measurement import measurement_to_proto
 from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
@@ -85,15 +86,15 @@ def _base(engine: Engine, policy: ServicePolicy) -> policy_pb2.ServiceStatus:
 def _scaled(engine: Engine, policy: ServicePolicy) -> policy_pb2.ServiceStatus:
     service = _base(engine, policy)
     report = engine.scaled.reports.get(policy.name)
-    if policy.spec.proportional is not None:
+    scaled = policy.spec.kind == PolicyKind.SCALED
+    if scaled:
         service.mode = policy_pb2.SERVICE_MODE_SCALED
         service.holding = report.result.holding if report is not None else "not looked at yet"
     else:
         service.holding = "in no pool yet"
     desired = dict(report.result.state.desired or ()) if report is not None else {}
     # A service that is neither scaled nor in a pool keeps the replicas of the pool that it was in.
-    pooled = False if policy.spec.proportional is not None else None
-    service.roles.extend(_roles(engine, policy, desired, pooled=pooled))
+    service.roles.extend(_roles(engine, policy, desired, pooled=False if scaled else None))
     return service
 
 

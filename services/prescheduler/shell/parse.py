@@ -7,10 +7,10 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.scaling import ScalingRequest, request_from_proto
 from trimtab.rpc.validate import Violations
+from trimtab.words import MAX_ROLES
 
 MAX_REQUESTS = 10_000
 MAX_REPLICAS = 10_000
-MAX_ROLES = 8
 MAX_GPU_TYPES = 32
 MAX_PRIORITY = 1_000_000
 _LAST_SECOND = 253_402_300_799

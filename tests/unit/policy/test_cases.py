@@ -156,6 +156,8 @@ GUARDS = {"ttftP95S": {"soft": 1.0, "hard": 3.0}}
 SUFFERING = {
     "a rebalance, beyond the soft limit": (Rule.REBALANCE, 1.5, LifeCycle.DRAINING, True),
     "a rebalance, within it": (Rule.REBALANCE, 0.9, LifeCycle.DRAINING, False),
+    "a move to level loads, beyond the soft limit": (Rule.LEVEL_LOAD, 1.5, LifeCycle.DRAINING, True),
+    "a move for latency, beyond the soft limit": (Rule.LEVEL_LATENCY, 1.5, LifeCycle.DRAINING, True),
     "a rescue, beyond the soft limit": (Rule.RESCUE_CRITICAL, 1.5, LifeCycle.DRAINING, False),
     "a rescue, beyond the hard limit": (Rule.RESCUE_CRITICAL, 3.5, LifeCycle.DRAINING, True),
     "it sleeps already": (Rule.REBALANCE, 1.5, LifeCycle.SLEEPING, False),

@@ -170,19 +170,23 @@ def test_gpus_of_a_transition_under_way_are_left_alone():
 def test_a_transition_of_which_nothing_is_known_bars_all():
     given = replace(tick_of(EIGHT, LOADS, maxTransitions=3), operations=(UnderWay("of d-1", None, (), (), ()),))
     assert decide_pool(given).holding == "operation of d-1 is under way"
-    assert decide_pool(replace(given, operations=(), under_way="op-9")).holding == "operation op-9 is under way"
+    untold = UnderWay("op-9", Rule.REBALANCE, (key("chat"),), (), ())
+    assert decide_pool(replace(given, operations=(untold,))).holding == "operation op-9 is under way"
 
 
-def test_only_the_rebalance_gives_way_to_a_hard_guard():
+@pytest.mark.parametrize("rule", [Rule.REBALANCE, Rule.LEVEL_LOAD, Rule.LEVEL_LATENCY])
+def test_only_a_voluntary_move_gives_way_to_a_hard_guard(rule):
     hurt = {**STARVING, "ttft_p95_s": 9.0}
     given = tick_of(EIGHT, {**LOADS, "text": hurt}, maxTransitions=2)
     rescue = UnderWay("op-1", Rule.RESCUE_CRITICAL, (key("chat"),), (key("code"),), ("chat-n0-1",))
-    rebalance = UnderWay("op-2", Rule.REBALANCE, (key("code"),), (key("math"),), ("math-n0-4",))
-    result = decide_pool(replace(given, operations=(rescue, rebalance)))
+    move = UnderWay("op-2", rule, (key("code"),), (key("math"),), ("math-n0-4",))
+    result = decide_pool(replace(given, operations=(rescue, move)))
     assert result.preempt_operation == "op-2"
     assert result.preempt.startswith("text: TTFT p95 9 s")
-    spared = decide_pool(replace(given, operations=(rescue, replace(rebalance, receivers=(key("text"),)))))
+    spared = decide_pool(replace(given, operations=(rescue, replace(move, receivers=(key("text"),)))))
     assert spared.preempt == ""
+    gift = replace(move, rule=Rule.IDLE_GPU, donors=())
+    assert decide_pool(replace(given, operations=(rescue, gift))).preempt == ""
 
 
 def test_a_move_is_remembered_from_its_end():

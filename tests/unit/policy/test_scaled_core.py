@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from policy_engine.core.recommend import metric_role
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.stabilise import History
-from policy_engine.core.units import ceil_units, shape_of, unit_bounds
+from policy_engine.core.units import UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
-from trimtab.config.specs import Ratio
+from trimtab.config.specs import Proportional, Ratio, RoleSpec, ServicePolicySpec
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.words import Quality, Role
 
@@ -393,6 +394,46 @@ def test_role_bounds_are_unit_bounds():
     assert (bounds.minimum, bounds.maximum) == (6, 20)
     strict = unit_bounds(spec.model_copy(update={"ratio": Ratio(prefill=1, decode=5, strict=True)}))
     assert (strict.minimum, strict.maximum) == (2, 4)
+
+
+MOE = {Role.PREFILL_ATTENTION: 1, Role.PREFILL_FFN: 3, Role.DECODE: 4}
+
+
+@pytest.mark.parametrize(
+    ("strict", "units", "counts"),
+    [(True, 2, (2, 6, 8)), (False, 8, (2, 6, 8)), (False, 5, (2, 4, 5)), (False, 0, (0, 0, 0))],
+)
+def test_a_shape_may_have_three_roles(strict, units, counts):
+    shape = UnitShape(parts=MOE, lead=Role.DECODE, strict=strict)
+    assert shape.counts(units) == tuple(zip(MOE, counts, strict=True))
+    for role, count in shape.counts(units):
+        assert shape.least_units(role, count) <= units <= shape.most_units(role, count)
+
+
+def test_bounds_of_three_roles_are_unit_bounds():
+    roles = [
+        RoleSpec(role=Role.PREFILL_ATTENTION, min_replicas=1, max_replicas=9),
+        RoleSpec(role=Role.PREFILL_FFN, min_replicas=2, max_replicas=8),
+        RoleSpec(role=Role.DECODE, min_replicas=0, max_replicas=10),
+    ]
+    spec = ServicePolicySpec.model_construct(roles=roles, ratio=None)
+    assert shape_of(spec).lead == Role.DECODE
+    assert (unit_bounds(spec).minimum, unit_bounds(spec).maximum) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("metric", "roles", "counted"),
+    [
+        ("decode-tps", (Role.COLOCATED,), Role.COLOCATED),
+        ("prefill-tps", (Role.COLOCATED,), Role.COLOCATED),
+        ("decode-tps", (Role.PREFILL, Role.DECODE), Role.DECODE),
+        ("prefill-tps", (Role.PREFILL, Role.DECODE), Role.PREFILL),
+        ("prefill-tps", tuple(MOE), Role.PREFILL_ATTENTION),
+    ],
+)
+def test_each_metric_is_counted_at_one_role(metric, roles, counted):
+    spec = ServicePolicySpec.model_construct(roles=[RoleSpec(role=role, max_replicas=1) for role in roles])
+    assert metric_role(spec, Proportional(metric=metric, target_per_replica=1.0)) == counted
 
 
 def test_counts_off_the_ratio_are_repaired():

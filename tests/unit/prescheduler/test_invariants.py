@@ -4,11 +4,12 @@ import random
 import subprocess
 import sys
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prescheduler.core.model import ClusterInventory, Outcome, ScaledReplica
 from prescheduler.core.plan import plan_cycle
+from tests.support.properties import costly
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
 from trimtab.words import Role, TopologyLevel
@@ -100,7 +101,7 @@ def switches(inventory: ClusterInventory, node: str) -> dict[TopologyLevel, tupl
     }
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_type(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -123,7 +124,7 @@ def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_typ
     assert len(names) == len(set(names))
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -150,7 +151,7 @@ def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
         assert all(min(before, asked) <= now <= max(before, asked) for before, now, asked in counts)
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_a_group_never_straddles_its_domain_nor_lacks_a_role(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -176,7 +177,7 @@ def test_a_group_never_straddles_its_domain_nor_lacks_a_role(fleet, requests) ->
                 assert len(inner) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_changes_nothing(fleet, requests, shuffler: random.Random) -> None:
     def shuffled(item: ClusterInventory) -> ClusterInventory:
@@ -210,7 +211,7 @@ def fits_somehow(frees: list[int], sizes: list[int]) -> bool:
     return False
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3),
     st.sampled_from(((1, 1), (2, 1), (1, 4), (8, 2), (4, 4))),
