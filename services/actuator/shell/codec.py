@@ -18,6 +18,7 @@ from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import placement_from_proto
+from trimtab.domain.time import seconds_of, timestamp_of
 from trimtab.rpc.validate import Violations
 from trimtab.words import Role
 
@@ -41,11 +42,7 @@ def _enum_name(prefix: str, value: str) -> str:
 
 def timestamp(seconds: float) -> Timestamp | None:
     """A protobuf time; None for 0, which means never."""
-    if seconds <= 0:
-        return None
-    stamp = Timestamp()
-    stamp.FromNanoseconds(round(seconds * 1e9))
-    return stamp
+    return timestamp_of(seconds) if seconds > 0 else None
 
 
 def replica_to_proto(replica: Replica, *, cluster: str, sight: Sight | None) -> pb.Replica:
@@ -161,7 +158,7 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
         budget_gpus=state.budget_gpus,
         decision_id=state.decision_id,
         replica_revision=state.replica_revision,
-        expire_s=_seconds(state.expire_time) if state.HasField("expire_time") else None,
+        expire_s=seconds_of(state.expire_time) if state.HasField("expire_time") else None,
         drain_timeout_s=state.drain_timeout_s,
         sleep_level=state.sleep_level or 1,
         prewarm=state.prewarm,
@@ -226,7 +223,7 @@ def parse_placements(request: pb.ApplyPlacementsRequest, *, cluster: str) -> Pla
     return PlacementRequest(
         groups=group_requests(placement_from_proto(group) for group in request.groups),
         inventory_revision=request.inventory_revision,
-        expire_s=_seconds(request.expire_time) if request.HasField("expire_time") else None,
+        expire_s=seconds_of(request.expire_time) if request.HasField("expire_time") else None,
         request_id=request.request_id,
         validate_only=request.validate_only,
         writer=request.fencing.writer,
@@ -279,7 +276,3 @@ def _fencing(v: Violations, fencing: types_pb2.Fencing, *, given: bool) -> None:
     if v.require("fencing", given, "is required"):
         v.bounded_string("fencing.writer", fencing.writer, max_length=128)
         v.require("fencing.token", fencing.token > 0, "must be at least 1")
-
-
-def _seconds(stamp: Timestamp) -> float:
-    return stamp.seconds + stamp.nanos / 1e9

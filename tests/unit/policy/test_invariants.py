@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -266,8 +267,12 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
         assert_replays(last_recorded)
 
 
+# To the nanosecond, as earlier releases wrote it.
+DECIDED = Timestamp(seconds=1_700_000_000, nanos=123_456_789)
+
+
 def header():
-    return RecordHeader("d-1", 1_700_000_000_123_456_789, "policy-engine", 7, (("local", 3),), (("Pool/shared", "4"),))
+    return RecordHeader("d-1", DECIDED, "policy-engine", 7, (("local", 3),), (("Pool/shared", "4"),))
 
 
 def assert_replays(tick):
