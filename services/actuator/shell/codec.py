@@ -9,11 +9,6 @@ from actuator.core.admission_pool import PoolRequest
 from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Spec, Step
 from actuator.core.placement_exchange import group_requests
 from actuator.core.world import Sight
-from actuator.core.endpoints import Endpoint
-from actuator.core.held import held
-from actuator.core.ledger import taken_gpus
-from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Spec, State, Step
-from actuator.core.world import Sight, World
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2

@@ -20,7 +20,6 @@ from actuator.shell.routing import StreamRouting
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.domain.inventory import columns_to_proto
-from trimtab.rpc.errors import FailedPrecondition, NotFound, Unavailable
 from trimtab.rpc.errors import NotFound, Unavailable
 from trimtab.rpc.validate import Violations
 

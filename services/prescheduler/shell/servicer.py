@@ -14,9 +14,8 @@ from prescheduler.shell.parse import parse_schedule
 from prescheduler.shell.scheduler import Scheduler
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from trimtab.domain.scaling import ScalingRequest
-from trimtab.rpc.errors import AlreadyExists, FailedPrecondition
 from trimtab.domain.time import timestamp_of
-from trimtab.rpc.errors import AlreadyExists
+from trimtab.rpc.errors import AlreadyExists, FailedPrecondition
 from trimtab.rpc.validate import Violations
 from trimtab.rpc.watch import WatchHub
 from trimtab.store.errors import CorruptEntry

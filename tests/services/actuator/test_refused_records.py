@@ -11,8 +11,6 @@ from typing import Any
 import grpc
 import pytest
 import redis
-from tests.unit.actuator.actuator_rig import LIMITS, spec
-from tests.services.actuator.controller_helpers import counted, eventually
 from prometheus_client import CollectorRegistry
 
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
@@ -25,6 +23,8 @@ from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
+from tests.services.actuator.controller_helpers import counted, eventually
+from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
 from trimtab.rpc.errors import Unavailable, error_info, error_reason

@@ -12,12 +12,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.services.actuator.stored_before import BYTES, META, OPERATIONS, POOLS, REPLICAS
 
 from actuator.core.model import Gateway, Meta, Operation, Pool, Replica, State
 from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.shell import records as stored
 from actuator.shell.records import Records
+from tests.services.actuator.stored_before import BYTES, META, OPERATIONS, POOLS, REPLICAS
 from trimtab.api.store.v1 import actuator_pb2 as pb
 from trimtab.store import keys
 from trimtab.store.client import Store

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 
 from actuator.core.admission_placement import GroupRequest, PlacementRequest, apply_placements
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
@@ -14,6 +13,7 @@ from actuator.core.held import held
 from actuator.core.model import GroupOutcome, OperationState, State
 from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.core.tick import fail_static, take_up
+from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.words import LifeCycle
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
