@@ -79,4 +79,4 @@ def _message(kind: RecordKind[Any], raw: bytes) -> Any:
     if not raw.startswith(b"\x08"):
         found = kind.decode(raw, key="k", field="f")
         raw = kind.encode(found)
-    return kind.readable(raw)
+    return kind.undamaged(raw)

@@ -70,7 +70,7 @@ def test_what_is_unknown_survives_rewrite_after_rewrite():
     found = hash_of(chat=with_unknown_field(SCHEDULE_RESULT, GOOD, "result"))
     for detail in ("one", "two"):
         *_, raw = found.command("chat", result_of("chat", detail))
-        assert has_unknown_field(SCHEDULE_RESULT.readable(raw))
+        assert has_unknown_field(SCHEDULE_RESULT.undamaged(raw))
         assert SCHEDULE_RESULT.decode(raw, key=KEY) == result_of("chat", detail)
 
 
