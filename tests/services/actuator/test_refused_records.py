@@ -30,7 +30,7 @@ from trimtab.api.store.v1 import actuator_pb2 as store_pb
 from trimtab.rpc.errors import Unavailable, error_info, error_reason
 from trimtab.store import keys
 from trimtab.store.client import Store
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 from trimtab.store.records import seal, unseal
 from trimtab.words import LifeCycle
 
@@ -95,7 +95,7 @@ class Cluster:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.now_s = 100.0
-        self.lease = Lease(store, NAME, "me", 30.0)
+        self.lease = StoreLease(store, NAME, "me", 30.0)
         self.registry = CollectorRegistry()
         self.records = Records(store, "local")
         parts: Any = ControllerParts(
