@@ -160,7 +160,7 @@ async def at_work(cluster: Cluster) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.wait_for(task, 5)
 
 
-def _newer(raw: bytes, message_type: type[Any]) -> bytes:
+def newer(raw: bytes, message_type: type[Any]) -> bytes:
     message = message_type.FromString(unseal(raw))
     message.schema = 2
     return seal(message)

@@ -8,6 +8,7 @@ import grpc
 import pytest
 import redis
 
+from tests.services.actuator.test_refused_records import newer
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
 from trimtab.rpc.errors import error_info, error_reason
@@ -72,7 +73,7 @@ async def test_metadata_of_a_newer_release_hold_the_cluster_and_gateways_keep_wh
     client = redis.Redis.from_url(stack.store_url)
     key = keys.revisions("local")
     good = client.hget(key, "meta")
-    client.hset(key, "meta", _newer(good, store_pb.ActuatorMetaRecord))
+    client.hset(key, "meta", newer(good, store_pb.ActuatorMetaRecord))
     endpoints = client.hgetall(keys.endpoints("local"))
     stack.start_actuator(name="actuator-2")
 
