@@ -167,7 +167,7 @@ def newer(raw: bytes, message_type: type[Any]) -> bytes:
 
 
 FAULTS: dict[str, tuple[str, Callable[[bytes, type[Any]], bytes]]] = {
-    "newer": ("newer", _newer),
+    "newer": ("newer", newer),
     "cut off": ("corrupt", lambda raw, _type: raw[:-7]),
     "nothing": ("corrupt", lambda _raw, _type: b""),
 }
