@@ -15,6 +15,7 @@ from tests.services.policy.test_engine_scaled import counts_are, disaggregated, 
 from tests.support.records import (
     garbage,
     has_unknown_field,
+    message_of,
     newer,
     put_old,
     truncated,
@@ -232,7 +233,7 @@ async def test_unknown_fields_of_a_state_survive_the_running_engine(fake_actuato
 
     await until(rewritten)
     for found in written:
-        assert has_unknown_field(POOL_STATE.readable(found))
+        assert has_unknown_field(message_of(POOL_STATE, found))
 
 
 async def test_what_a_release_before_schema_numbers_wrote_is_taken_up(store):
@@ -264,6 +265,7 @@ async def test_decisions_of_such_a_release_are_shown_and_not_replayed(store, sta
         assert record.replay_input.startswith("{")
         assert not explained.replay_matches
         assert "of schema 0 (JSON)" in explained.lines[-1]
+        assert explained.lines[-1] == f"replay: {explained.not_replayed}"
         assert f"reason: {record.reason}" in explained.lines
 
 
