@@ -45,6 +45,7 @@ from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.resources import apply_resources
 from trimtab.cli.up import RunningStack, apply_when_up, running
 from trimtab.cli_errors import CommandError
+from trimtab.domain.time import seconds_of
 from trimtab.store.client import Store
 
 SCRAPE_S = 1.0
@@ -219,7 +220,7 @@ class Bench:
                 item
                 for item in listed.operations
                 if item.subject == f"pool-{cell.service}"
-                and called.since_s <= item.create_time.ToNanoseconds() / 1e9 <= called.called_s + CLOCKS_S
+                and called.since_s <= seconds_of(item.create_time) <= called.called_s + CLOCKS_S
                 and any(step.replica == called.replica for step in item.steps)
             )
             found = next(made_it, None)
@@ -242,8 +243,8 @@ class Bench:
         whole = [await self._whole(item) for item in reply.decisions if concerns(item, pool, **read)]
         return Timeline(
             cell=cell.service,
-            decided_s=decision.decide_time.ToNanoseconds() / 1e9 - since_s,
-            accepted_s=operation.create_time.ToNanoseconds() / 1e9 - since_s,
+            decided_s=seconds_of(decision.decide_time) - since_s,
+            accepted_s=seconds_of(operation.create_time) - since_s,
             called_s=called.called_s - since_s,
             windows=await windows_of(self._store, cell.service, **read),
             decisions=decisions_of(whole, pool, cell.service, **read),

@@ -40,7 +40,7 @@ _REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:8.0")
 
 register_profiles()
 
-TIERS = ("unit", "services", "stack", "system", "benches", "docker", "vllm")
+TIERS = ("unit", "services", "stack", "system", "long", "benches", "docker", "vllm")
 
 
 @pytest.hookimpl(tryfirst=True)

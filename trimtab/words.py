@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Self, cast
 
 from trimtab.api.common.v1 import types_pb2
@@ -22,7 +23,7 @@ class _Word(StrEnum):
     def _prefix(cls) -> str:
         return "".join("_" + letter if letter.isupper() else letter for letter in cls.__name__)[1:].upper() + "_"
 
-    @property
+    @cached_property
     def number(self) -> int:
         """The protobuf enum's number."""
         return cast("int", self._wrapper().Value(self._prefix() + self.value.upper().replace("-", "_")))
@@ -35,6 +36,11 @@ class _Word(StrEnum):
         except ValueError:
             raise ValueError(f"{number} is no {cls.__name__}") from None
         return cls.from_name(name)
+
+    @classmethod
+    def by_number(cls) -> dict[int, Self]:
+        """Every member by its protobuf number."""
+        return {member.number: member for member in cls}
 
     @classmethod
     def from_name(cls, name: str) -> Self:

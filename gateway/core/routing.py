@@ -18,36 +18,25 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.core.outlier_ejection import Failure, OutlierEjection, ReplicaKey
+from trimtab.domain.endpoint import Endpoint, EndpointState
+from trimtab.words import Role
 
 __all__ = [
-    "Endpoint",
-    "EndpointState",
+    "ROLES",
     "Failure",
     "InFlight",
     "ReplicaKey",
-    "Role",
     "Router",
     "RoutingLimits",
     "Stage",
     "Ticket",
     "TicketState",
+    "to_route",
 ]
 
 
-class Role(enum.Enum):
-    """What a replica does for its service; roles that gateways do not talk to are left out by the caller."""
-
-    COLOCATED = "colocated"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-class EndpointState(enum.Enum):
-    """What an actuator says about a replica that gateways may still have requests on."""
-
-    ROUTABLE = "routable"
-    DRAINING = "draining"
-    EVICTING = "evicting"
+ROLES = frozenset({Role.COLOCATED, Role.PREFILL, Role.DECODE})
+"""Roles that gateways talk to. Endpoints of others are left out by the caller, with `to_route`."""
 
 
 class Stage(enum.Enum):
@@ -65,24 +54,6 @@ class TicketState(enum.Enum):
     DONE = "done"
     REFUSED = "refused"
     EXPIRED = "expired"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One replica as an actuator describes it to gateways."""
-
-    cluster: str
-    replica: str
-    service: str
-    model: str
-    address: str
-    role: Role
-    state: EndpointState = EndpointState.ROUTABLE
-
-    @property
-    def key(self) -> ReplicaKey:
-        """Unique over clusters."""
-        return (self.cluster, self.replica)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +356,11 @@ class Router:
             if hidden or pinned:
                 result.append(InFlight(key[1], len(tickets), pinned))
         return result
+
+
+def to_route(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    """The endpoints of a set that gateways talk to."""
+    return [endpoint for endpoint in endpoints if endpoint.role in ROLES and endpoint.replica and endpoint.address]
 
 
 def _fitting(ticket: Ticket, routable: Sequence[Endpoint]) -> list[Endpoint]:

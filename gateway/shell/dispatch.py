@@ -9,7 +9,8 @@ from typing import Protocol
 
 import structlog
 
-from gateway.core.routing import Endpoint, Failure, ReplicaKey, Router, Stage, Ticket, TicketState
+from gateway.core.routing import Failure, ReplicaKey, Router, Stage, Ticket, TicketState
+from trimtab.domain.endpoint import Endpoint
 
 log = structlog.get_logger(__name__)
 

@@ -29,7 +29,7 @@ from gateway.core.openai import (
     fresh_body,
     prefill_body,
 )
-from gateway.core.routing import ReplicaKey, Role, Stage, Ticket
+from gateway.core.routing import ReplicaKey, Stage, Ticket
 from gateway.core.sse import (
     DONE,
     BrokenStream,
@@ -44,6 +44,7 @@ from gateway.core.sse import (
 )
 from gateway.shell.dispatch import Dispatcher, NoReplica
 from gateway.shell.upstream import TRANSPORT_ERRORS, Upstream, UpstreamFailure
+from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 

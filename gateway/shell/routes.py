@@ -12,48 +12,26 @@ again? Once one way says that there is nothing newer, or none says anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from gateway.core.readiness import Standing
 from gateway.core.revision_order import RevisionOrder
-from gateway.core.routing import Endpoint, EndpointState, Role
+from gateway.core.routing import to_route
 from gateway.shell.dispatch import Dispatcher
 from gateway.shell.metrics import GatewayMetrics
 from trimtab.api.actuator.v1 import actuator_pb2
-from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.endpoint import Endpoint, endpoint_set_from_proto
 
 log = structlog.get_logger(__name__)
 
-_ROLES = {
-    types_pb2.ROLE_COLOCATED: Role.COLOCATED,
-    types_pb2.ROLE_PREFILL: Role.PREFILL,
-    types_pb2.ROLE_DECODE: Role.DECODE,
-}
-_STATES = {
-    actuator_pb2.ENDPOINT_STATE_ROUTABLE: EndpointState.ROUTABLE,
-    actuator_pb2.ENDPOINT_STATE_EVICTING: EndpointState.EVICTING,
-}
 _WARN_EVERY_S = 5.0
 
 
-def endpoints_of(response: actuator_pb2.WatchEndpointsResponse) -> list[Endpoint]:
-    """Endpoints that gateways talk to. A state unknown here is taken for draining: nothing new goes there."""
-    return [
-        Endpoint(
-            cluster=response.cluster,
-            replica=endpoint.replica,
-            service=service.service,
-            model=endpoint.model or service.service,
-            address=endpoint.address.rstrip("/"),
-            role=_ROLES[endpoint.role],
-            state=_STATES.get(endpoint.state, EndpointState.DRAINING),
-        )
-        for service in response.services
-        for endpoint in service.endpoints
-        if endpoint.role in _ROLES and endpoint.replica and endpoint.address.startswith(("http://", "https://"))
-    ]
+def reachable(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    """Endpoints that gateways talk to, and can: by HTTP."""
+    return [endpoint for endpoint in to_route(endpoints) if endpoint.address.startswith(("http://", "https://"))]
 
 
 class ClusterRoutes:
@@ -119,9 +97,9 @@ class ClusterRoutes:
             return
         if response.lease_s > 0:
             self._dispatcher.lease_s = min(self._dispatcher.lease_s, response.lease_s)
+        shown = endpoint_set_from_proto(response)
         try:
-            services = [service.service for service in response.services]
-            self._dispatcher.apply(self.cluster, response.revision, services, endpoints_of(response))
+            self._dispatcher.apply(self.cluster, shown.revision, shown.services, reachable(shown.endpoints))
         except ValueError as error:
             self._revision_order.revision = before
             self.warn("endpoint set refused", error=str(error))

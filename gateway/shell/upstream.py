@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import aiohttp
 
 from gateway.core.openai import JsonObject, encode
-from gateway.core.routing import Endpoint, Failure
+from gateway.core.routing import Failure
+from trimtab.domain.endpoint import Endpoint
 
 _MAX_ERROR_CHARACTERS = 500
 _TOKENIZE_TIMEOUT_S = 2.0

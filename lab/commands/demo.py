@@ -32,7 +32,7 @@ from trimtab.cli.addresses import LocalAddresses
 from trimtab.cli.connect import PAGE_SIZE, Services, every_item
 from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.local import LocalStack, wait_until
-from trimtab.cli.output import console, message_dict
+from trimtab.cli.output import console
 from trimtab.cli.resources import read_resources
 from trimtab.cli.signals import stop_on_signals
 from trimtab.cli.status import Progress, run_live
@@ -48,6 +48,7 @@ from trimtab.cli.up import (
 from trimtab.cli_errors import CommandError
 from trimtab.config.resources import Pool, Resource, ServicePolicy
 from trimtab.rpc.errors import describe
+from trimtab.views.text import message_dict
 from trimtab.words import Role
 
 BRING_UP_SCALE = 0.05

@@ -16,9 +16,9 @@ import numpy as np
 from actuator.core.world import Node
 from lab.baselines.dynamo_sla import DecodeProfile, PrefillProfile
 from lab.evaluation.statistics import Slo
-from lab.offline.ratio_sweep import SERVICE_A, goodput, workload
 from lab.studies.observing import ServiceFleet, Signal, Unit
 from lab.studies.runs import watched
+from lab.virtual.fixed.ratio_sweep import SERVICE_A, goodput, workload
 from lab.virtual.scaled_run import ScaledSetup
 from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork
@@ -50,8 +50,6 @@ PEAK = 1.7
 """The day's highest rate over its mean."""
 TARGET_LOAD = 0.7
 """Load of a unit, over what it carries within the limits, that scalers aim at."""
-ALPHA, BETA = 1.5, 1.2
-"""The brake's thresholds over the limits, as the seed has them."""
 CLIENTS = 200
 TRAINING_SEEDS = (101, 102)
 HELD_OUT_SEEDS = (1, 2, 3)
@@ -195,9 +193,7 @@ def service_policy(*, load: float = TARGET_LOAD, brake: bool = True) -> ServiceP
             ratio=Ratio(prefill=UNIT.prefill, decode=UNIT.decode, strict=True),
             affinity=TopologyLevel.S2,
             proportional=Proportional(target_per_replica=pressure_test().decode_tps * load / TARGET_LOAD),
-            latency_brake=LatencyBrake(ttft_target_s=SLO.ttft_s, tbt_target_s=SLO.tpot_s, alpha=ALPHA, beta=BETA)
-            if brake
-            else None,
+            latency_brake=LatencyBrake(ttft_target_s=SLO.ttft_s, tbt_target_s=SLO.tpot_s) if brake else None,
         ),
     )
 

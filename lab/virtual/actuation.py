@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 from actuator.core.admission_pool import PoolAnswer, PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
-from actuator.core.endpoints import EndpointState as ActuatorEndpointState
-from actuator.core.endpoints import endpoints_of
+from actuator.core.endpoints import endpoint_set
 from actuator.core.model import (
     ActionKind,
     Floor,
@@ -29,20 +28,14 @@ from actuator.core.model import (
 )
 from actuator.core.tick import due_s, tick
 from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
-from gateway.core.routing import Endpoint, EndpointState, Role
+from gateway.core.routing import to_route
 from lab.virtual.gateway import CLUSTER, VirtualGateway
 from lab.virtual.servers import ServerState, VirtualServers
 from simulator.core.memory import GpuId
-from trimtab import words
+from trimtab.words import Role
 
 GATEWAY = "gateway"
 WRITER = "policy-engine"
-_ROLES = {role.value: role for role in Role}
-_STATES = {
-    ActuatorEndpointState.ROUTABLE: EndpointState.ROUTABLE,
-    ActuatorEndpointState.DRAINING: EndpointState.DRAINING,
-    ActuatorEndpointState.EVICTING: EndpointState.EVICTING,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,22 +150,10 @@ class VirtualActuator:
             self._on_change()
 
     def _acknowledge(self, now_s: float) -> None:
-        revision = self.state.meta.endpoint_revision
-        if revision == self.gateway.revision:
+        shown = endpoint_set(self.state, cluster=CLUSTER, lease_s=self.limits.gateway_lease_s)
+        if shown.revision == self.gateway.revision:
             return
-        endpoints = [
-            Endpoint(
-                cluster=CLUSTER,
-                replica=item.replica,
-                service=item.service,
-                model=item.model,
-                address=item.address,
-                role=_ROLES[item.role.value],
-                state=_STATES[item.state],
-            )
-            for item in endpoints_of(self.state.replicas)
-        ]
-        self.gateway.apply(revision, endpoints, now_s)
+        self.gateway.apply(shown.revision, to_route(shown.endpoints), now_s)
         self.kick()
         self._look_again()
 
@@ -224,7 +205,7 @@ class VirtualActuator:
             busy=frozenset(self._busy),
         )
 
-    def _guarded(self) -> set[tuple[str, words.Role]]:
+    def _guarded(self) -> set[tuple[str, Role]]:
         """Service and role of every release that is under way in a transition: its donors are watched."""
         return {
             (spec.service, spec.role)

@@ -182,8 +182,13 @@ class ShareController:
 
     reads_windows = True
 
-    def __init__(self, *, period_s: float = 1.0) -> None:
+    def __init__(self, *, period_s: float = 1.0, polls: bool = False) -> None:
+        """With `polls` it looks each `period_s` alone; else, as the engine does, at every window and when an operation
+        of its own has ended.
+        """
         self.period_s = period_s
+        self._polls = polls
+        self._polled_s: float | None = None
         self._state = PoolState()
         self._pending: dict[str, _Pending] = {}
         self._scores: dict[MemberKey, MemberScore] = {}
@@ -194,6 +199,10 @@ class ShareController:
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
         """One turn of the engine."""
+        if self._polls:
+            if self._polled_s is not None and look.now_s - self._polled_s < self.period_s - 1e-6:
+                return
+            self._polled_s = look.now_s
         services = sorted({key.service for key in desk.members.values()})
         given = PoolInput(
             now_s=look.now_s,

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway.core.routing import Endpoint, InFlight, Router, RoutingLimits, Stage, Ticket, TicketState
+from gateway.core.routing import InFlight, Router, RoutingLimits, Stage, Ticket, TicketState
 from lab.virtual.result import RequestColumns
 from lab.virtual.servers import VirtualServer, VirtualServers
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.traces.model import TraceRequest
+from trimtab.domain.endpoint import Endpoint
 
 CLUSTER = "local"
 _PATIENT = RoutingLimits(max_held_per_service=10_000_000, max_hold_s=math.inf)

@@ -18,16 +18,18 @@ import numpy as np
 from metrics_collector.core.demand import DemandBoard, DemandReport, FrontDoorSums, forget, front_door_sums, report
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN
-from metrics_collector.core.roles import LATENCIES, Buckets, RoleSums, Roster, role_columns
+from metrics_collector.core.roles import LATENCIES, RoleSums, Roster, role_columns
 from metrics_collector.core.schema import Latency, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, RoleKey, Target
 from metrics_collector.core.window import Window, window_length_s
 from policy_engine.core.observed import ROLE_LATENCIES, ROLE_SIGNALS
-from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
-from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade, histogram_quantile
+from trimtab.domain.histogram import Histogram
+from trimtab.domain.measurement import NEVER_READ, Measurement
+from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade
 from trimtab.words import Quality, Role
 
 _NAME = "virtual"
@@ -170,7 +172,7 @@ class VirtualCollector:
 def _role_signals(
     role: Role,
     sums: RoleSums,
-    latencies: Mapping[Latency, Buckets],
+    latencies: Mapping[Latency, Histogram],
     *,
     window_end_s: float,
     reported: int,
@@ -178,7 +180,7 @@ def _role_signals(
 ) -> RoleSignals:
     """What one role's sums amount to; the same as `merge` and then `role_signals` make of one collector's partial."""
 
-    def of(name: pb.Signal.ValueType) -> Signal:
+    def of(name: pb.Signal.ValueType) -> Measurement:
         column = SIGNAL_COLUMN[name]
         value: float | None = sums.sums[column]
         tally = Tally(sums.reported[column], sums.stale, sums.reset[column], sums.warming)
@@ -186,11 +188,11 @@ def _role_signals(
             value = sums.sums[column] / sums.weights[column] if sums.weights[column] > 0 else None
         return _signal(grade(value, tally, reported=min(tally.reported, expected), expected=expected))
 
-    def p95_of(latency: Latency) -> Signal:
-        buckets = latencies.get(latency)
-        if buckets is None:
+    def p95_of(latency: Latency) -> Measurement:
+        histogram = latencies.get(latency)
+        if histogram is None:
             return NEVER_READ
-        found = histogram_quantile(0.95, buckets.bounds_s, buckets.cumulative)
+        found = histogram.quantile(0.95)
         tally = Tally(reported, reset=max(sums.reset))
         if found is None:
             tally.notes.append("nothing finished in the window")
@@ -208,7 +210,7 @@ def _role_signals(
 def _front_door(sums: FrontDoorSums, *, window_end_s: float) -> FrontDoor:
     expected = len(sums.heard) + len(sums.missing)
 
-    def of(value: float, reported: int) -> Signal:
+    def of(value: float, reported: int) -> Measurement:
         return _signal(grade(value, Tally(reported), reported=reported, expected=expected))
 
     return FrontDoor(
@@ -220,5 +222,5 @@ def _front_door(sums: FrontDoorSums, *, window_end_s: float) -> FrontDoor:
     )
 
 
-def _signal(found: Graded) -> Signal:
-    return Signal(found.value, _QUALITIES[found.quality], found.reported, found.expected, found.detail)
+def _signal(found: Graded) -> Measurement:
+    return Measurement(found.value, _QUALITIES[found.quality], found.reported, found.expected, found.detail)

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from trimtab.store.client import Store
 from trimtab.store.message_fields import known_bytes
-from trimtab.store.records import RecordKind, seal, unseal
+from trimtab.store.records import RecordKind, seal
 
 _DATA = Path(__file__).parents[1] / "data" / "store_schema_1"
 
@@ -75,12 +75,8 @@ def has_unknown_field(message: Message) -> bool:
     )
 
 
-def message_of(kind: RecordKind[Any], raw: bytes) -> Any:
-    """A record's message without its checksum."""
-    return kind.codec.message_type.FromString(unseal(raw))
-
-
 def _message(kind: RecordKind[Any], raw: bytes) -> Any:
     if not raw.startswith(b"\x08"):
-        raw = kind.encode(kind.decode(raw, key="k", field="f"))
-    return message_of(kind, raw)
+        found = kind.decode(raw, key="k", field="f")
+        raw = kind.encode(found)
+    return kind.undamaged(raw)

@@ -13,7 +13,7 @@ from rich.table import Table
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item, explain
 from trimtab.cli.endpoints import endpoints_of
-from trimtab.cli.output import MISSING, console, print_json
+from trimtab.cli.output import console, print_json
 from trimtab.cli_errors import CommandError
 from trimtab.config.resources import (
     Pool,
@@ -29,6 +29,7 @@ from trimtab.config.resources import (
 )
 from trimtab.config.yamlfile import YamlError, dump_yaml_documents, parse_yaml_documents, read_bounded_text
 from trimtab.rpc.errors import error_reason
+from trimtab.views.text import MISSING
 
 _KINDS = {
     "servicepolicy": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,

@@ -42,7 +42,7 @@ class TokenServiceShare(Spec):
     """TRE section III: the six scalars of a (model, SLO class) profile, and the hysteresis of its regions.
 
     The defaults of the weights and of `smoothing` are the ones that ranked best in the fixed-capacity sweeps. A
-    `waiting_weight` that is not given follows the length of answers (`policy_engine.core.tss.waiting_weight_of`). The
+    `waiting_weight` that is not given follows the length of answers, by the policy engine's `waiting_weight_of`. The
     capacities are what one replica sustains within the SLO: prompt tokens per second when it computes nothing else, and
     generated tokens per second. `base_tpot_s` is the time per token of a request that is alone. They serve the
     leading measure ρ and predictions, which are off without them.
@@ -124,12 +124,25 @@ class Ratio(Spec):
 
 
 class LatencyBrake(Spec):
-    """Floors from latency: at `alpha` × target 1.2 × the replicas, at `beta` × target 1.1 ×, and no scale-in."""
+    """Floors from latency: at `alpha` × target 1.2 × the replicas, at `beta` × target 1.1 ×, and no scale-in.
+
+    The defaults are HeteroScale's (Algorithm 3); with an `alpha` alone, `beta` is 0.8 of it, as of the default.
+    """
 
     ttft_target_s: Seconds | None = None
     tbt_target_s: Seconds | None = None
-    alpha: float = Field(1.0, gt=0, le=10)
-    beta: float = Field(0.8, gt=0, le=10)
+    alpha: float = Field(1.5, gt=0, le=10)
+    beta: float = Field(1.2, gt=0, le=10)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beta_follows_alpha(cls, data: object) -> object:
+        if not isinstance(data, Mapping) or "beta" in data:
+            return data
+        alpha = data.get("alpha")
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+            return data
+        return {**data, "beta": round(0.8 * alpha, 9)}
 
     @model_validator(mode="after")
     def _has_a_target(self) -> Self:

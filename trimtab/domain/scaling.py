@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.time import seconds_of, timestamp_of
 from trimtab.words import Role, TopologyLevel
 
 
@@ -87,7 +86,7 @@ def request_to_proto(request: ScalingRequest) -> scheduler_pb2.ScalingRequest:
         message.fencing.CopyFrom(types_pb2.Fencing(writer=request.writer, token=request.token))
     for seconds, stamp in ((request.created_s, message.create_time), (request.expires_s, message.expire_time)):
         if seconds is not None:
-            stamp.FromMicroseconds(round(seconds * 1e6))
+            stamp.CopyFrom(timestamp_of(seconds))
     return message
 
 
@@ -111,13 +110,9 @@ def request_from_proto(message: scheduler_pb2.ScalingRequest) -> ScalingRequest:
         affinity=TopologyLevel.from_number(message.affinity) if message.affinity else TopologyLevel.CLUSTER,
         priority=message.priority,
         allow_partial=message.allow_partial,
-        created_s=_seconds(message.create_time) if message.HasField("create_time") else None,
-        expires_s=_seconds(message.expire_time) if message.HasField("expire_time") else None,
+        created_s=seconds_of(message.create_time) if message.HasField("create_time") else None,
+        expires_s=seconds_of(message.expire_time) if message.HasField("expire_time") else None,
         writer=message.fencing.writer,
         token=message.fencing.token,
         replica_revisions=tuple(sorted(message.replica_revisions.items())),
     )
-
-
-def _seconds(stamp: Timestamp) -> float:
-    return stamp.ToMicroseconds() / 1e6

@@ -12,17 +12,18 @@ write them together with the owner's lease. The owners:
     obs/<service>/<role>    windows and latest samples of one role (several collectors write)
     collector               which roles are observed, demand at the front door, who shares the targets
 
-Values are protobuf messages in their binary form unless a function says otherwise. A change of meaning raises
-``SCHEMA_VERSION``: a process refuses a store of another version rather than misread it.
+Values are protobuf messages in their binary form unless a function says otherwise. A change of keys or of what they
+mean raises ``SCHEMA_VERSION``: a process upgrades a store of an older one (``trimtab.store.upgrades``) and refuses a
+newer one rather than misread it.
 """
 
 import hashlib
 import re
 
 PREFIX = "trimtab:"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = "trimtab:schema"
-"""String: the decimal ``SCHEMA_VERSION`` of whoever wrote here first."""
+"""String: the decimal ``SCHEMA_VERSION`` of the newest release that has used this store."""
 
 POLICY_ENGINE = "policy-engine"
 PRESCHEDULER = "prescheduler"
@@ -127,12 +128,12 @@ def latest_samples(service: str, role_name: str) -> str:
 
 
 def decisions() -> str:
-    """Stream of Decisions, bounded."""
+    """Stream of Decisions, new ones and new outcomes: news of bounded length, whose records are in the hash."""
     return owned(POLICY_ENGINE, "decisions")
 
 
 def decision_index() -> str:
-    """Hash: decision id → Decision with its outcome; bounded by its writer."""
+    """Hash: decision id → Decision with its outcome, of all subjects; its writer bounds it, by subject."""
     return owned(POLICY_ENGINE, "decision-index")
 
 
@@ -189,17 +190,17 @@ def schedule_answer(request_id: str) -> str:
 
 
 def replicas(cluster: str) -> str:
-    """Hash: replica → its record with holds and life cycle (JSON; the actuator alone reads it)."""
+    """Hash: replica → ReplicaRecord, with holds and life cycle; the actuator alone reads it."""
     return owned(actuator(cluster), "replicas")
 
 
 def operations(cluster: str) -> str:
-    """Hash: operation id → operation with every step (JSON; the actuator alone reads it)."""
+    """Hash: operation id → OperationRecord, with every step; the actuator alone reads it."""
     return owned(actuator(cluster), "operations")
 
 
 def pool_states(cluster: str) -> str:
-    """Hash: pool → the state accepted last, and how far it is carried out (JSON; the actuator alone reads it)."""
+    """Hash: pool → PoolRecord, the state accepted last and how far it is carried out; the actuator alone reads it."""
     return owned(actuator(cluster), "pools")
 
 
@@ -239,5 +240,5 @@ def gateways_spoke(cluster: str) -> str:
 
 
 def revisions(cluster: str) -> str:
-    """Hash: ``meta`` → revisions, fencing tokens seen, request ids (JSON); ``token`` → who wrote last (decimal)."""
+    """Hash: ``meta`` → ActuatorMetaRecord; ``token`` → the fencing token of who wrote last (decimal)."""
     return owned(actuator(cluster), "revisions")

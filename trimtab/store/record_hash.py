@@ -13,14 +13,11 @@ from trimtab.store.client import Store
 from trimtab.store.errors import CorruptEntry
 from trimtab.store.lease import Argument
 from trimtab.store.message_forms import has_unknown_fields
-from trimtab.store.records import RecordKind, Refused, RefusedReason, unseal
+from trimtab.store.records import Refused, RefusedReason
 
 log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
-
-FIRST = b"\x08"
-"""What a record with a schema number begins with."""
 
 
 class Kind(Protocol[V]):
@@ -32,6 +29,8 @@ class Kind(Protocol[V]):
     def decode(self, raw: object, *, key: str, field: str = "") -> V | Refused: ...
 
     def encode(self, value: V, previous: bytes | None = None) -> bytes: ...
+
+    def undamaged(self, raw: bytes) -> Any | None: ...
 
 
 class RecordHash(Generic[V]):
@@ -59,10 +58,9 @@ class RecordHash(Generic[V]):
             self.refused[name] = corrupt(self._kind.name, self.key, name, fault, raw)
             return
         self.values[name] = found
-        if isinstance(self._kind, RecordKind) and raw.startswith(FIRST):
-            message = self._kind.codec.message_type.FromString(unseal(raw))
-            if has_unknown_fields(message):
-                self._previous[name] = raw
+        message = self._kind.undamaged(raw)
+        if message is not None and has_unknown_fields(message):
+            self._previous[name] = raw
 
     def encode(self, name: str, value: V) -> bytes:
         """The bytes to write under a name. Raises ``CorruptEntry`` for one that was refused."""

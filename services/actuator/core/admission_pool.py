@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
 from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
+from actuator.core.held import refuse_for
 from actuator.core.model import (
     Floor,
     Goal,
@@ -69,6 +70,7 @@ def apply_pool_state(
     d = Draft(state, world, limits, now_s)
     check_token(state.meta, request.writer, request.token)
     check_expiry(request.expire_s, now_s)
+    d.held.check_subject(request.pool)
     current = state.pools.get(request.pool)
     if current is not None and request.state_revision <= current.state_revision:
         return _repeated(d, current, request)
@@ -82,6 +84,7 @@ def apply_pool_state(
     if not can_create:
         _check_warms_itself(request)
         _check_exist(request, world, current)
+    _check_held(d, request, current)
     _check_owners(d, request)
     d.meta = remember_token(d.meta, request.writer, request.token)
     pool = _accepted(request, current)
@@ -218,6 +221,18 @@ def _check_exist(request: PoolRequest, world: World, current: Pool | None) -> No
                 f"give the member's overlay[].replica the name of one that is listed",
                 replica=spec.replica,
             )
+
+
+def _check_held(d: Draft, request: PoolRequest, current: Pool | None) -> None:
+    """Nothing of the overlay is held for a record that cannot be read, or might be."""
+    had = current.gpus if current is not None else frozenset()
+    for spec in sorted(request.overlay, key=lambda spec: spec.replica):
+        replica = d.replicas.get(spec.replica)
+        blamed = d.held.spec(spec) or (d.held.replica(replica) if replica is not None else None)
+        if blamed is not None:
+            raise refuse_for(f"pool {request.pool}: {spec.replica} is held", blamed)
+        if d.held.unknown_gpus is not None and not had.issuperset(spec.gpus):
+            raise refuse_for(f"pool {request.pool}: GPUs of {spec.replica} may be taken", d.held.unknown_gpus)
 
 
 def _check_owners(d: Draft, request: PoolRequest) -> None:

@@ -6,34 +6,13 @@ done to it before every leased gateway has acknowledged it.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
-from actuator.core.model import Gateway, Replica
-from trimtab.words import HoldOwner, LifeCycle, Role
-
-
-class EndpointState(StrEnum):
-    """What a gateway may do with an endpoint."""
-
-    ROUTABLE = "routable"
-    DRAINING = "draining"
-    EVICTING = "evicting"
+from actuator.core.model import Gateway, Replica, State
+from trimtab.domain.endpoint import Endpoint, EndpointSet, EndpointState
+from trimtab.words import HoldOwner, LifeCycle
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """One visible server."""
-
-    service: str
-    replica: str
-    address: str
-    role: Role
-    model: str
-    state: EndpointState
-
-
-def endpoint_of(replica: Replica) -> Endpoint | None:
+def endpoint_of(replica: Replica, *, cluster: str = "") -> Endpoint | None:
     """How gateways see the replica; None when they do not see it at all."""
     if not replica.address:
         return None
@@ -47,6 +26,7 @@ def endpoint_of(replica: Replica) -> Endpoint | None:
     else:
         return None
     return Endpoint(
+        cluster=cluster,
         service=replica.spec.service,
         replica=replica.name,
         address=replica.address,
@@ -56,10 +36,28 @@ def endpoint_of(replica: Replica) -> Endpoint | None:
     )
 
 
-def endpoints_of(replicas: Mapping[str, Replica]) -> tuple[Endpoint, ...]:
-    """The whole set, by service and replica."""
-    found = [endpoint for endpoint in map(endpoint_of, replicas.values()) if endpoint is not None]
+def endpoints_of(replicas: Mapping[str, Replica], *, cluster: str = "") -> tuple[Endpoint, ...]:
+    """All endpoints, by service and replica."""
+    shown = (endpoint_of(replica, cluster=cluster) for replica in replicas.values())
+    found = [endpoint for endpoint in shown if endpoint is not None]
     return tuple(sorted(found, key=lambda endpoint: (endpoint.service, endpoint.replica)))
+
+
+def services_of(state: State) -> frozenset[str]:
+    """Every service of the cluster, those without an endpoint too."""
+    from_replicas = {replica.spec.service for replica in state.replicas.values()}
+    return frozenset(from_replicas | {spec.service for pool in state.pools.values() for spec in pool.overlay})
+
+
+def endpoint_set(state: State, *, cluster: str, lease_s: float) -> EndpointSet:
+    """What gateways route by while this is the state, whichever way they learn of it."""
+    return EndpointSet(
+        cluster=cluster,
+        revision=state.meta.endpoint_revision,
+        lease_s=lease_s,
+        services=tuple(sorted(services_of(state))),
+        endpoints=endpoints_of(state.replicas, cluster=cluster),
+    )
 
 
 def leased(gateways: Mapping[str, Gateway], now_s: float) -> list[Gateway]:

@@ -6,7 +6,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from actuator.core.admission_placement import PlacementRequest
 from actuator.core.admission_pool import PoolRequest
-from actuator.core.endpoints import Endpoint
 from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Spec, Step
 from actuator.core.placement_exchange import group_requests
 from actuator.core.world import Sight
@@ -14,6 +13,7 @@ from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import placement_from_proto
+from trimtab.domain.time import seconds_of, timestamp_of
 from trimtab.rpc.validate import Violations
 from trimtab.words import Role
 
@@ -37,11 +37,7 @@ def _enum_name(prefix: str, value: str) -> str:
 
 def timestamp(seconds: float) -> Timestamp | None:
     """A protobuf time; None for 0, which means never."""
-    if seconds <= 0:
-        return None
-    stamp = Timestamp()
-    stamp.FromNanoseconds(round(seconds * 1e9))
-    return stamp
+    return timestamp_of(seconds) if seconds > 0 else None
 
 
 def replica_to_proto(replica: Replica, *, cluster: str, sight: Sight | None) -> pb.Replica:
@@ -115,29 +111,6 @@ def _step_to_proto(step: Step) -> pb.OperationStep:
     )
 
 
-def endpoints_to_proto(
-    endpoints: Iterable[Endpoint], services: Iterable[str], *, revision: int, cluster: str, lease_s: float
-) -> pb.WatchEndpointsResponse:
-    """The whole set. A service without an endpoint is listed too, so that gateways hold its requests."""
-    by_service: dict[str, list[pb.Endpoint]] = {service: [] for service in sorted(set(services))}
-    for endpoint in endpoints:
-        by_service.setdefault(endpoint.service, []).append(
-            pb.Endpoint(
-                replica=endpoint.replica,
-                address=endpoint.address,
-                role=_ROLES[endpoint.role],
-                state=pb.EndpointState.Value(_enum_name("ENDPOINT_STATE_", endpoint.state)),
-                model=endpoint.model,
-            )
-        )
-    return pb.WatchEndpointsResponse(
-        services=[pb.ServiceEndpoints(service=service, endpoints=found) for service, found in by_service.items()],
-        revision=revision,
-        cluster=cluster,
-        lease_s=lease_s,
-    )
-
-
 def outcome_to_proto(outcome: GroupOutcome) -> pb.GroupResult:
     """What came of one group."""
     return pb.GroupResult(
@@ -180,7 +153,7 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
         budget_gpus=state.budget_gpus,
         decision_id=state.decision_id,
         replica_revision=state.replica_revision,
-        expire_s=_seconds(state.expire_time) if state.HasField("expire_time") else None,
+        expire_s=seconds_of(state.expire_time) if state.HasField("expire_time") else None,
         drain_timeout_s=state.drain_timeout_s,
         sleep_level=state.sleep_level or 1,
         prewarm=state.prewarm,
@@ -245,7 +218,7 @@ def parse_placements(request: pb.ApplyPlacementsRequest, *, cluster: str) -> Pla
     return PlacementRequest(
         groups=group_requests(placement_from_proto(group) for group in request.groups),
         inventory_revision=request.inventory_revision,
-        expire_s=_seconds(request.expire_time) if request.HasField("expire_time") else None,
+        expire_s=seconds_of(request.expire_time) if request.HasField("expire_time") else None,
         request_id=request.request_id,
         validate_only=request.validate_only,
         writer=request.fencing.writer,
@@ -298,7 +271,3 @@ def _fencing(v: Violations, fencing: types_pb2.Fencing, *, given: bool) -> None:
     if v.require("fencing", given, "is required"):
         v.bounded_string("fencing.writer", fencing.writer, max_length=128)
         v.require("fencing.token", fencing.token > 0, "must be at least 1")
-
-
-def _seconds(stamp: Timestamp) -> float:
-    return stamp.seconds + stamp.nanos / 1e9

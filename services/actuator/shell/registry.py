@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from actuator.core.endpoints import endpoint_set, services_of
 from actuator.core.model import Gateway, State
 from actuator.shell.codec import parse_gateway
-from actuator.shell.routing import StreamRouting, services_of, set_of
+from actuator.shell.routing import StreamRouting
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.domain.endpoint import endpoint_set_to_proto
 from trimtab.rpc.errors import RpcError
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry, StoreUnavailable
@@ -76,12 +78,12 @@ class RegistryRouting:
         names, old = services_of(new), self._standing
         if old is not None and (old.revision, old.reign, old.names) == (new.meta.endpoint_revision, token, names):
             return ()
-        endpoint_set = set_of(new, cluster=self._registry.cluster, lease_s=self._lease_s)
+        shown = endpoint_set_to_proto(endpoint_set(new, cluster=self._registry.cluster, lease_s=self._lease_s))
         head = self._registry.new_head(
-            revision=endpoint_set.revision, leader_term=token, lease_s=self._lease_s, now_s=self._now_s()
+            revision=shown.revision, leader_term=token, lease_s=self._lease_s, now_s=self._now_s()
         )
-        services = service_bytes(endpoint_set.services)
-        self._writing = _Standing(endpoint_set.revision, token, names, services, head.SerializeToString())
+        services = service_bytes(shown.services)
+        self._writing = _Standing(shown.revision, token, names, services, head.SerializeToString())
         before = old.services if old is not None and old.reign == token else None
         return self._registry.commands(before, services, head)
 

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from actuator.core.endpoints import endpoints_of
+from actuator.core.endpoints import endpoint_set, services_of
 from actuator.core.model import Gateway, State
-from actuator.shell.codec import endpoints_to_proto
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.domain.endpoint import endpoint_set_to_proto
 from trimtab.rpc.errors import Unavailable
 from trimtab.rpc.watch import WatchHub
 from trimtab.store.lease import Argument
@@ -157,21 +157,4 @@ class StreamRouting:
 
     def endpoint_set(self) -> pb.WatchEndpointsResponse:
         """The whole set; also the heartbeat."""
-        return set_of(self._state, cluster=self._cluster, lease_s=self._lease_s)
-
-
-def set_of(state: State, *, cluster: str, lease_s: float) -> pb.WatchEndpointsResponse:
-    """What gateways route by while this is the state, whichever way they hear of it."""
-    return endpoints_to_proto(
-        endpoints_of(state.replicas),
-        services_of(state),
-        revision=state.meta.endpoint_revision,
-        cluster=cluster,
-        lease_s=lease_s,
-    )
-
-
-def services_of(state: State) -> frozenset[str]:
-    """Every service of the cluster, those without an endpoint too."""
-    from_replicas = {replica.spec.service for replica in state.replicas.values()}
-    return frozenset(from_replicas | {spec.service for pool in state.pools.values() for spec in pool.overlay})
+        return endpoint_set_to_proto(endpoint_set(self._state, cluster=self._cluster, lease_s=self._lease_s))

@@ -26,7 +26,7 @@ from trimtab.rpc.server import RpcServer
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 from trimtab.store.news import follow_news
 from trimtab.store.registry import EndpointRegistry
 
@@ -80,7 +80,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
         now_s=clock.now_s,
     )
     parts = ControllerParts(
-        lease=Lease(store, keys.actuator(settings.cluster), owner, settings.lease_ttl_s),
+        lease=StoreLease(store, keys.actuator(settings.cluster), owner, settings.lease_ttl_s),
         records=Records(store, settings.cluster),
         observer=observer,
         publisher=publisher,

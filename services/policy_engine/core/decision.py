@@ -13,9 +13,9 @@ from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.draft import Draft, ReplicaChange
 from policy_engine.core.pool import PoolInput, decide_pool
 from policy_engine.core.scaled import ScaledInput, decide_scaled
-from policy_engine.core.signals import Signal
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
+from trimtab.domain.measurement import measurement_to_proto
 from trimtab.words import Role
 
 CoreInput = ScaledInput | PoolInput | BirthInput
@@ -26,7 +26,7 @@ class RecordHeader:
     """What a record has beside its substance."""
 
     decision_id: str
-    decide_time_ns: int
+    decide_time: Timestamp
     fencing_writer: str
     fencing_token: int
     replica_revisions: tuple[tuple[str, int], ...] = ()
@@ -52,9 +52,9 @@ def assemble(draft: Draft, header: RecordHeader) -> decision_pb2.Decision:
         reason=draft.reason,
         fencing=types_pb2.Fencing(writer=header.fencing_writer, token=header.fencing_token),
     )
-    record.decide_time.FromNanoseconds(header.decide_time_ns)
+    record.decide_time.CopyFrom(header.decide_time)
     for item in draft.inputs:
-        record.inputs.add(name=item.name, unit=item.unit, measurement=measurement(item.signal))
+        record.inputs.add(name=item.name, unit=item.unit, measurement=measurement_to_proto(item.signal))
     for clamp in draft.clamps:
         record.clamps.add(
             kind=decision_pb2.ClampKind.Value(f"CLAMP_KIND_{clamp.kind.value}"),
@@ -87,19 +87,6 @@ def _replica_change(item: ReplicaChange) -> decision_pb2.ReplicaChange:
 def role_value(role: Role) -> types_pb2.Role.ValueType:
     """A role on the wire."""
     return types_pb2.Role.Value(f"ROLE_{role.value.upper().replace('-', '_')}")
-
-
-def measurement(signal: Signal) -> types_pb2.Measurement:
-    """A signal on the wire."""
-    found = types_pb2.Measurement(
-        quality=types_pb2.Quality.Value(f"QUALITY_{signal.quality.value.upper()}"),
-        reported=signal.reported,
-        expected=signal.expected,
-        detail=signal.detail,
-    )
-    if signal.value is not None:
-        found.value = signal.value
-    return found
 
 
 def same(one: decision_pb2.Decision, other: decision_pb2.Decision) -> bool:

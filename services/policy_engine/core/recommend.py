@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import UnitShape, ceil_units
 from policy_engine.core.vocabulary import Clamp, ClampKind, Rule
 from trimtab.config.specs import LatencyBrake, Proportional, ServicePolicySpec
+from trimtab.domain.measurement import Measurement, missing
 from trimtab.words import Quality, Role
 
 SEVERE_FACTOR = 1.2
@@ -81,7 +82,7 @@ def metric_role(spec: ServicePolicySpec, proportional: Proportional) -> Role:
     return found
 
 
-def metric_signal(proportional: Proportional, view: RoleSignals) -> Signal:
+def metric_signal(proportional: Proportional, view: RoleSignals) -> Measurement:
     """The linear metric itself."""
     return view.decode_tps if proportional.metric == "decode-tps" else view.prefill_tps
 
@@ -167,7 +168,7 @@ def _kept_from_zero(units: int, demand: Demand) -> tuple[int, tuple[Clamp, ...]]
     return 0, ()
 
 
-def worst(signals: tuple[Signal, ...]) -> Signal:
+def worst(signals: tuple[Measurement, ...]) -> Measurement:
     """The largest usable value, or a missing one."""
     usable = [signal for signal in signals if signal.usable]
     return max(usable, key=lambda signal: signal.number(0.0)) if usable else missing("no samples")

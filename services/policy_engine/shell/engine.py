@@ -14,6 +14,7 @@ import uuid
 
 import structlog
 
+from policy_engine.core.retention import RetentionLimits
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.catalog import Catalog, Snapshot
 from policy_engine.shell.links import Fleet
@@ -34,7 +35,7 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
-from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.lease import Lease, StoreLease, fenced_write
 from trimtab.store.record_hash import RefusedLog
 
 log = structlog.get_logger(__name__)
@@ -55,8 +56,15 @@ class Engine:
         self.context = context
         self.store = store
         self.clock = StoreClock(store)
-        self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
-        self.log = DecisionLog(store, kept=settings.decisions_kept, stopping=context.stopping, now=self.clock.now_s)
+        self.lease: Lease = StoreLease(
+            store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s
+        )
+        self.log = DecisionLog(
+            store,
+            limits=RetentionLimits(per_subject=settings.decisions_kept, in_all=settings.decisions_kept_in_all),
+            stopping=context.stopping,
+            now=self.clock.now_s,
+        )
         self.catalog = Catalog(store)
         # What a turn has been waiting for makes the next one come at once: new windows, the end of an operation, which
         # frees its pool for the next transition, the lease, an actuator that answers.
@@ -166,6 +174,7 @@ class Engine:
             await self.memory.look_again(self.store)
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
+        self.log.set_live(snapshot.policy_protos.keys() | snapshot.pool_protos.keys(), leading=token is not None)
         turn = await self.look(snapshot, token)
         if token is not None:
             await self._forget_deleted(turn)

@@ -39,6 +39,9 @@ class _ScalingRequests:
     def encode(self, value: scheduler_pb2.ScalingRequest, previous: bytes | None = None) -> bytes:
         return value.SerializeToString()
 
+    def undamaged(self, raw: bytes) -> Any | None:
+        return None
+
 
 def _of_pool(name: str, desired: actuator_pb2.PoolState) -> str:
     return "" if desired.pool == name else f"is of pool {desired.pool!r}"

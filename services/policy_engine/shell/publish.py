@@ -25,6 +25,7 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool
+from trimtab.domain.time import timestamp_of
 from trimtab.rpc.errors import describe, error_info, error_reason
 from trimtab.store import keys
 from trimtab.store.errors import FencedOff
@@ -78,7 +79,7 @@ class Publisher:
         message = actuator_pb2.PoolState()
         message.CopyFrom(desired)
         message.replica_revision = link.revision
-        message.expire_time.FromMilliseconds(int((turn.now_s + self.expiry_s) * 1000))
+        message.expire_time.CopyFrom(timestamp_of(turn.now_s + self.expiry_s))
         request = actuator_pb2.ApplyPoolStateRequest(state=message, fencing=turn.fencing())
         try:
             response = await link.stub.ApplyPoolState(request, timeout=CALL_TIMEOUT_S)

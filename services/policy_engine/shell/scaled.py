@@ -25,6 +25,7 @@ from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.scaling import request_to_proto
+from trimtab.domain.time import seconds_of, timestamp_of
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.records import Refused
@@ -106,7 +107,7 @@ class ScaledRunner:
         refreshed = scheduler_pb2.ScalingRequest()
         refreshed.CopyFrom(request)
         refreshed.fencing.CopyFrom(turn.fencing())
-        refreshed.expire_time.FromMilliseconds(int((turn.now_s + self.expiry_s) * 1000))
+        refreshed.expire_time.CopyFrom(timestamp_of(turn.now_s + self.expiry_s))
         return refreshed
 
     def forget(self, names: set[str]) -> None:
@@ -159,10 +160,10 @@ class ScaledRunner:
     ) -> float:
         """When what is asked for was decided: a request that is only refreshed keeps its place in the queue."""
         if record is not None and record.decision_id == decision_id:
-            return record.decide_time.ToMicroseconds() / 1e6
+            return seconds_of(record.decide_time)
         before = memory.requests.get(service)
         if before is not None and before.decision_id == decision_id and before.HasField("create_time"):
-            return before.create_time.ToMicroseconds() / 1e6
+            return seconds_of(before.create_time)
         return turn.now_s
 
     def _supersede(

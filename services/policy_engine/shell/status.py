@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policy_engine.core.decision import measurement, role_value
+from policy_engine.core.decision import role_value
 from policy_engine.core.reports import MemberReport
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
@@ -13,6 +13,8 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import PolicyKind
+from trimtab.domain.measurement import measurement_to_proto
+from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
 from trimtab.words import Role
 
@@ -20,7 +22,7 @@ from trimtab.words import Role
 def status(engine: Engine) -> policy_pb2.GetStatusResponse:
     """The whole of it. Desired counts and Z are of the last turn, replicas of now."""
     response = policy_pb2.GetStatusResponse(leader=engine.lease.held)
-    response.as_of.FromMilliseconds(int(engine.last_turn_s * 1000))
+    response.as_of.CopyFrom(timestamp_of(engine.last_turn_s))
     response.fencing.CopyFrom(types_pb2.Fencing(writer=keys.POLICY_ENGINE, token=engine.known_token))
     members = {
         (report.pool.name, member.key): member
@@ -62,12 +64,12 @@ def _roles(
                 role.routable += replica.routable
                 role.replicas[types_pb2.LifeCycle.Name(replica.life_cycle)] += 1
         view = engine.last_observed.roles.get(MemberKey(policy.name, spec.role), RoleSignals(role=spec.role))
-        role.decode_tps.CopyFrom(measurement(view.decode_tps))
-        role.prefill_tps.CopyFrom(measurement(view.prefill_tps))
-        role.running.CopyFrom(measurement(view.running))
-        role.waiting.CopyFrom(measurement(view.waiting))
-        role.ttft_p95_s.CopyFrom(measurement(view.ttft_p95_s))
-        role.tpot_p95_s.CopyFrom(measurement(view.tpot_p95_s))
+        role.decode_tps.CopyFrom(measurement_to_proto(view.decode_tps))
+        role.prefill_tps.CopyFrom(measurement_to_proto(view.prefill_tps))
+        role.running.CopyFrom(measurement_to_proto(view.running))
+        role.waiting.CopyFrom(measurement_to_proto(view.waiting))
+        role.ttft_p95_s.CopyFrom(measurement_to_proto(view.ttft_p95_s))
+        role.tpot_p95_s.CopyFrom(measurement_to_proto(view.tpot_p95_s))
         found.append(role)
     return found
 
@@ -75,7 +77,7 @@ def _roles(
 def _base(engine: Engine, policy: ServicePolicy) -> policy_pb2.ServiceStatus:
     service = policy_pb2.ServiceStatus(service=policy.name, paused=policy.metadata.paused)
     front = engine.last_observed.fronts.get(policy.name, FrontDoor())
-    service.held.CopyFrom(measurement(front.held))
+    service.held.CopyFrom(measurement_to_proto(front.held))
     last = engine.log.newest(subject=policy.name, count=1)
     service.last_decision_id = last[0].decision_id if last else ""
     return service

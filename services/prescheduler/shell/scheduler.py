@@ -26,6 +26,7 @@ from prescheduler.shell.writer import NotLeading, Writer
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import GroupPlacement
 from trimtab.domain.scaling import ScalingRequest
+from trimtab.domain.time import timestamp_of
 from trimtab.rpc.errors import FailedPrecondition, Unavailable
 from trimtab.rpc.run import ServiceContext
 from trimtab.store.clock import StoreClock
@@ -290,7 +291,7 @@ class Scheduler:
         now_s = self._clock.now_s()
         return scheduler_pb2.Cycle(
             cycle_id=f"c-{round(now_s * 1000):x}-{self._counter}",
-            cycle_time=wire.timestamp(now_s),
+            cycle_time=timestamp_of(now_s),
             results=[wire.result_to_wire(item) for item in plan.results],
             unreachable_clusters=[
                 scheduler_pb2.UnreachableCluster(cluster=name, error=view.silent[name]) for name in sorted(view.silent)

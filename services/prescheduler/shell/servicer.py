@@ -14,6 +14,7 @@ from prescheduler.shell.parse import parse_schedule
 from prescheduler.shell.scheduler import Scheduler
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from trimtab.domain.scaling import ScalingRequest
+from trimtab.domain.time import timestamp_of
 from trimtab.rpc.errors import AlreadyExists, FailedPrecondition
 from trimtab.rpc.validate import Violations
 from trimtab.rpc.watch import WatchHub
@@ -89,7 +90,7 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         rows = list_domains(build_tree(view.inventories), request.cluster)
         return scheduler_pb2.GetTopologyResponse(
             domains=[wire.domain_to_wire(row) for row in rows],
-            as_of=wire.timestamp(view.as_of_s),
+            as_of=timestamp_of(view.as_of_s),
             unreachable_clusters=[
                 scheduler_pb2.UnreachableCluster(cluster=name, error=view.silent[name])
                 for name in sorted(view.silent)

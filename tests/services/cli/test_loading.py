@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_errors import run, the_line
+
+from tests.services.cli.test_errors import run, the_line
 
 _MAIN = """
 import json, sys

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from gateway.core.readiness import Standing, readiness
-from gateway.core.routing import Endpoint, Role, Router, RoutingLimits
+from gateway.core.routing import Router, RoutingLimits
 from gateway.shell.settings import GatewaySettings
 from tests.services.gateway.test_registry import ROUTABLE, Writer, gauge
 from trimtab.config.settings import SettingsError, load_settings
+from trimtab.domain.endpoint import Endpoint
 from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore
+from trimtab.words import Role
 
 CHAT = frozenset({"chat"})
 

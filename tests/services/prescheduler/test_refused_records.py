@@ -8,7 +8,7 @@ import pytest
 from prescheduler.core.model import Outcome
 from prescheduler.shell.ledger import Ledger, group_field
 from prescheduler.shell.record_kinds import ANSWER, CYCLE, GROUP, RESULT
-from tests.support.records import garbage, has_unknown_field, message_of, newer, put_old, truncated, with_unknown_field
+from tests.support.records import garbage, has_unknown_field, newer, put_old, truncated, with_unknown_field
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.rpc.errors import error_reason
 from trimtab.store import keys
@@ -146,8 +146,8 @@ async def test_unknown_fields_survive_the_running_service(store, store_url, star
             return now if all(now[name] != raw for name, raw in before.items()) else None
 
         now = await until_found(rewritten)
-    assert has_unknown_field(message_of(RESULT, now["chat"]))
-    assert has_unknown_field(message_of(GROUP, now[group]))
+    assert has_unknown_field(RESULT.undamaged(now["chat"]))
+    assert has_unknown_field(GROUP.undamaged(now[group]))
 
 
 async def test_what_a_release_before_schema_numbers_wrote_is_read(store):

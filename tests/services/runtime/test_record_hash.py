@@ -3,7 +3,7 @@
 import pytest
 import structlog
 
-from tests.support.records import garbage, has_unknown_field, message_of, newer, truncated, with_unknown_field
+from tests.support.records import garbage, has_unknown_field, newer, truncated, with_unknown_field
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -70,7 +70,7 @@ def test_what_is_unknown_survives_rewrite_after_rewrite():
     found = hash_of(chat=with_unknown_field(SCHEDULE_RESULT, GOOD, "result"))
     for detail in ("one", "two"):
         *_, raw = found.command("chat", result_of("chat", detail))
-        assert has_unknown_field(message_of(SCHEDULE_RESULT, raw))
+        assert has_unknown_field(SCHEDULE_RESULT.undamaged(raw))
         assert SCHEDULE_RESULT.decode(raw, key=KEY) == result_of("chat", detail)
 
 

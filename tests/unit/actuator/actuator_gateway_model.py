@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from actuator.core.endpoints import Endpoint, EndpointState
 from actuator.core.model import Gateway as Statement
 from tests.unit.actuator.actuator_fleet_model import Request, Server
+from trimtab.domain.endpoint import Endpoint, EndpointState
 
 
 @dataclass

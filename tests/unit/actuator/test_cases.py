@@ -17,7 +17,7 @@ from tests.unit.actuator.actuator_fleet_model import STEP_S, Request
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 from trimtab.words import LifeCycle, Role
 
 
@@ -128,8 +128,8 @@ async def test_case_18_the_actuator_that_stood_still_for_twenty_seconds_writes_n
     """Its lease ran out and was taken, its clock jumped; when it goes on it still believes that it leads."""
     records = Records(store, "local")
     mono = {"old": 100.0, "new": 100.0}
-    old = Lease(store, records.owner, "old", 0.4, monotonic=lambda: mono["old"])
-    new = Lease(store, records.owner, "new", 5.0, monotonic=lambda: mono["new"])
+    old = StoreLease(store, records.owner, "old", 0.4, monotonic=lambda: mono["old"])
+    new = StoreLease(store, records.owner, "new", 5.0, monotonic=lambda: mono["new"])
     first = await old.acquire_or_renew()
     assert first is not None
     before = State(operations={"o-1": operation("o-1")})
@@ -143,7 +143,7 @@ async def test_case_18_the_actuator_that_stood_still_for_twenty_seconds_writes_n
     await records.save(before, after, second)
     with pytest.raises(FencedOff):
         await records.save(before, State(operations={"o-1": replace(operation("o-1"), detail="by the old one")}), first)
-    assert (await records.load()).operations["o-1"].detail == "by the new one"
+    assert (await records.load()).state.operations["o-1"].detail == "by the new one"
     for jump_s in (-3600.0, 20.0, 3600.0):
         mono["old"] += jump_s
         assert await old.acquire_or_renew() is None, "the lease is the other's, whatever its clock says"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.decision import RecordHeader, run_core, same
 from policy_engine.core.pool import PoolInput, PoolState, decide_pool
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import shape_of, unit_bounds
 from policy_engine.core.vocabulary import DecisionKind, MemberKey
 from policy_engine.shell.replay import decode_input, encode_input, record_of, replay
@@ -21,6 +22,7 @@ from tests.support.properties import costly
 from tests.unit.policy.births import born, facts
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.measurement import Measurement
 from trimtab.words import Quality, Role
 
 NOW = 50_000.0
@@ -32,15 +34,15 @@ NOW = 50_000.0
 def some_signal(rng, high=20_000.0):
     quality = rng.choice([Quality.OK, Quality.OK, Quality.OK, *Quality])
     if quality in (Quality.MISSING, Quality.STALE):
-        return Signal(None, quality)
+        return Measurement(None, quality)
     expected = rng.randint(1, 40)
     reported = rng.randint(1, expected) if quality == Quality.PARTIAL else expected
-    return Signal(rng.choice([0.0, rng.uniform(0, high), rng.uniform(0, high / 100)]), quality, reported, expected)
+    return Measurement(rng.choice([0.0, rng.uniform(0, high), rng.uniform(0, high / 100)]), quality, reported, expected)
 
 
 def some_view(rng, role, now_s):
     if rng.random() < 0.4:
-        quiet = Signal(0.0, Quality.OK)
+        quiet = Measurement(0.0, Quality.OK)
         return RoleSignals(
             role=role,
             window_end_s=now_s,
@@ -138,7 +140,7 @@ def test_a_scaled_service_keeps_ratio_bounds_and_step_and_never_shrinks_on_an_un
 RULES = st.fixed_dictionaries(
     {
         "allocation": st.sampled_from(["share", "load"]),
-        "prediction": st.sampled_from(["power", "elasticity", "capacity"]),
+        "prediction": st.sampled_from(["power", "elasticity", "capacity", "none"]),
         "load": st.fixed_dictionaries(
             {
                 "enabled": st.booleans(),
@@ -152,6 +154,7 @@ RULES = st.fixed_dictionaries(
         "settleS": st.sampled_from([0.0, 3.0]),
         "priorityBase": st.sampled_from([1.0, 1.5]),
         "donorMargin": st.sampled_from([0.0, 0.3]),
+        "rebalanceWaits": st.booleans(),
     }
 ).filter(lambda rules: rules["load"]["enabled"] or rules["allocation"] != "load")
 
@@ -264,8 +267,12 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
         assert_replays(last_recorded)
 
 
+# To the nanosecond, as earlier releases wrote it.
+DECIDED = Timestamp(seconds=1_700_000_000, nanos=123_456_789)
+
+
 def header():
-    return RecordHeader("d-1", 1_700_000_000_123_456_789, "policy-engine", 7, (("local", 3),), (("Pool/shared", "4"),))
+    return RecordHeader("d-1", DECIDED, "policy-engine", 7, (("local", 3),), (("Pool/shared", "4"),))
 
 
 def assert_replays(tick):
@@ -282,17 +289,17 @@ def example_records():
     busy = RoleSignals(
         role=Role.COLOCATED,
         window_end_s=NOW,
-        **{name: Signal(value, Quality.OK) for name, value in {
+        **{name: Measurement(value, Quality.OK) for name, value in {
             "prefill_tps": 0.1, "decode_tps": 3.3, "running": 7.7, "waiting": 1 / 3, "ttft_p95_s": 0.1 + 0.2,
         }.items()},
     )  # fmt: skip
-    idle = replace(busy, running=Signal(0.0, Quality.OK), waiting=Signal(0.0, Quality.OK))
+    idle = replace(busy, running=Measurement(0.0, Quality.OK), waiting=Measurement(0.0, Quality.OK))
     tick = born(
         pool,
         policies,
         now_s=NOW + 0.1,
         views={MemberKey(name, Role.COLOCATED): view for name, view in (("a", busy), ("b", busy), ("c", idle))},
-        fronts={"a": FrontDoor(window_end_s=NOW, held=Signal(2.0, Quality.OK))},
+        fronts={"a": FrontDoor(window_end_s=NOW, held=Measurement(2.0, Quality.OK))},
     )
     spec = ServicePolicy.model_validate(
         {

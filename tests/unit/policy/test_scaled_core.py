@@ -7,12 +7,13 @@ import pytest
 
 from policy_engine.core.recommend import metric_role
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.stabilise import History
 from policy_engine.core.units import UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
-from trimtab.config.specs import Proportional, Ratio, RoleSpec, ServicePolicySpec
+from trimtab.config.specs import LatencyBrake, Proportional, Ratio, RoleSpec, ServicePolicySpec
+from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.words import Quality, Role
 
 NOW = 10_000.0
@@ -43,8 +44,8 @@ def policy(
     return ServicePolicy.model_validate({"metadata": {"name": "chat", "paused": paused}, "spec": spec})
 
 
-def view(role: Role = Role.COLOCATED, *, now_s: float = NOW, **signals: Signal | float) -> RoleSignals:
-    values = {name: value if isinstance(value, Signal) else ok(value) for name, value in signals.items()}
+def view(role: Role = Role.COLOCATED, *, now_s: float = NOW, **signals: Measurement | float) -> RoleSignals:
+    values = {name: value if isinstance(value, Measurement) else ok(value) for name, value in signals.items()}
     base = {"running": ok(1), "waiting": ok(0), **values}
     return RoleSignals(role=role, window_end_s=now_s, **base)
 
@@ -116,7 +117,7 @@ def test_scale_in_after_a_whole_window_of_low_load():
 def test_case_01_a_missing_read_is_no_zero():
     """8 replicas exactly at target, 4 of 8 scrapes fail: hold, never 8 → 4."""
     state = ScaledState(desired=((Role.COLOCATED, 8),), history=History(last_fit_s=NOW - 1))
-    half = Signal(400.0, Quality.PARTIAL, 4, 8)
+    half = Measurement(400.0, Quality.PARTIAL, 4, 8)
     result = decide_scaled(given(policy(), view(decode_tps=half), state=state))
     assert units(result) == 8
     absent = decide_scaled(given(policy(), view(decode_tps=missing()), state=state))
@@ -128,11 +129,11 @@ def test_case_01_a_missing_read_is_no_zero():
 @pytest.mark.parametrize(
     ("signal", "expected"),
     [
-        (Signal(390.0, Quality.PARTIAL, 19, 20), 4 + 1),  # 95 %: the unread one counts at its target
-        (Signal(390.0, Quality.PARTIAL, 18, 20), 20),
-        (Signal(390.0, Quality.RESET, 20, 20), 20),
-        (Signal(390.0, Quality.WARMING, 20, 20), 20),
-        (Signal(390.0, Quality.STALE, 20, 20), 20),
+        (Measurement(390.0, Quality.PARTIAL, 19, 20), 4 + 1),  # 95 %: the unread one counts at its target
+        (Measurement(390.0, Quality.PARTIAL, 18, 20), 20),
+        (Measurement(390.0, Quality.RESET, 20, 20), 20),
+        (Measurement(390.0, Quality.WARMING, 20, 20), 20),
+        (Measurement(390.0, Quality.STALE, 20, 20), 20),
     ],
 )
 def test_scale_in_needs_a_fit_signal(signal, expected):
@@ -142,13 +143,13 @@ def test_scale_in_needs_a_fit_signal(signal, expected):
 
 
 def test_a_partial_signal_scales_out_on_what_was_measured():
-    half = Signal(1200.0, Quality.PARTIAL, 4, 8)
+    half = Measurement(1200.0, Quality.PARTIAL, 4, 8)
     assert units(decide_scaled(given(policy(), view(decode_tps=half)))) == 12
 
 
 def test_case_08_a_decision_on_six_of_eight():
     """One replica is pending and one hangs: the six that answer suffice to grow."""
-    six = Signal(1200.0, Quality.PARTIAL, 6, 8)
+    six = Measurement(1200.0, Quality.PARTIAL, 6, 8)
     result = decide_scaled(given(policy(), view(decode_tps=six)))
     assert units(result) == 12
     assert result.draft.rule == Rule.PROPORTIONAL_OUT
@@ -156,7 +157,7 @@ def test_case_08_a_decision_on_six_of_eight():
 
 def test_replicas_that_have_just_become_ready_do_not_look_like_load():
     """Five are ready, the window knows two of them, at 250 tokens/s each: five, not eight."""
-    young = Signal(500.0, Quality.PARTIAL, 2, 5)
+    young = Measurement(500.0, Quality.PARTIAL, 2, 5)
     assert units(decide_scaled(given(policy(), view(decode_tps=young), desired=5))) == 5
 
 
@@ -189,7 +190,7 @@ def test_case_03_no_requests_is_a_known_state():
 
 def test_case_05_a_stuck_queue_is_not_load():
     """Waiting = 200 on replicas that do not move: reported as stuck, not as load."""
-    stuck = Signal(None, Quality.STALE, 1, 7, "6 stale")
+    stuck = Measurement(None, Quality.STALE, 1, 7, "6 stale")
     state = ScaledState(desired=((Role.COLOCATED, 7),), queued=200.0, history=History(last_fit_s=NOW - 1))
     result = decide_scaled(given(policy(), view(decode_tps=stuck, waiting=stuck), desired=7, state=state))
     assert units(result) == 7
@@ -333,6 +334,14 @@ def test_waiting_requests_without_a_latency_are_a_breach():
     spec = policy(brake={"ttftTargetS": 1.0})
     result = decide_scaled(given(spec, view(decode_tps=1000, waiting=5, ttft_p95_s=missing()), desired=10))
     assert units(result) == 11
+
+
+def test_the_brakes_defaults_are_the_papers():
+    """HeteroScale, Algorithm 3: a severe breach at 1.5 times the target, a moderate one at 1.2 times."""
+    brake = policy(brake={"ttftTargetS": 1.0}).spec.latency_brake
+    assert (brake.alpha, brake.beta) == (1.5, 1.2)
+    assert LatencyBrake(tbt_target_s=1.0, alpha=1.0).beta == 0.8
+    assert LatencyBrake(tbt_target_s=1.0, alpha=1.0, beta=0.9).beta == 0.9
 
 
 def test_the_brake_does_not_compound_while_replicas_start():
