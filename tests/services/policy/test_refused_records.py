@@ -264,6 +264,7 @@ async def test_decisions_of_such_a_release_are_shown_and_not_replayed(store, sta
         assert record.replay_input.startswith("{")
         assert not explained.replay_matches
         assert "of schema 0 (JSON)" in explained.lines[-1]
+        assert explained.lines[-1] == f"replay: {explained.not_replayed}"
         assert f"reason: {record.reason}" in explained.lines
 
 
