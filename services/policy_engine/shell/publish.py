@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 CALL_TIMEOUT_S = 3.0
 REFUSED_PAUSE_S = 10.0
+# The actuator's reason while it cannot read one of the pool's records.
+_HELD = "RECORD_REFUSED"
 
 _SERVING = frozenset({types_pb2.LIFE_CYCLE_ACTIVE, types_pb2.LIFE_CYCLE_DRAINING, types_pb2.LIFE_CYCLE_REACTIVATING})
 _OUTCOMES = {
@@ -249,8 +251,9 @@ class Publisher:
             info = error_info(error)
             current = int(info.metadata.get("highest_token", "0") or 0) if info is not None else 0
             raise FencedOff(keys.POLICY_ENGINE, token=turn.token or 0, current_token=current)
-        if memory.why_pool_held(pool.name):
-            # What cannot be read is not decided on: the refusal stands until the record is restored or removed.
+        if memory.why_pool_held(pool.name) or reason == _HELD:
+            # What cannot be read, here or by the actuator, is not decided on: the refusal stands until the record is
+            # restored or removed. Nothing was done, and an operation under way is neither lost nor rolled back.
             log.warning("a held pool's state is not taken", pool=pool.name, error=describe(error))
             until_s = turn.now_s + REFUSED_PAUSE_S
             self._refusals[pool.name] = _Refusal(memory.desired[pool.name].state_revision, until_s, describe(error))
