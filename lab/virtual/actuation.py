@@ -32,6 +32,8 @@ from gateway.core.routing import to_route
 from lab.virtual.gateway import CLUSTER, VirtualGateway
 from lab.virtual.servers import ServerState, VirtualServers
 from simulator.core.memory import GpuId
+from trimtab.domain.member import MemberKey
+from trimtab.domain.pool import DesiredPool, OverlayReplica
 from trimtab.words import Role
 
 GATEWAY = "gateway"
@@ -265,21 +267,23 @@ def pool_request(
     decision_id: str = "",
 ) -> PoolRequest:
     """A desired state as the one writer of a run sends it: never fenced off, never expired."""
-    return PoolRequest(
+    desired = DesiredPool(
         pool=pool,
         state_revision=state_revision,
-        overlay=tuple(overlay),
+        overlay=tuple(
+            OverlayReplica(
+                item.replica, MemberKey(item.service, item.role), item.model, item.profile, item.node, item.gpu_indices
+            )
+            for item in overlay
+        ),
         awake=tuple(awake),
         floors=tuple(floors),
         budget_gpus=budget_gpus,
         decision_id=decision_id,
-        replica_revision=0,
-        expire_s=None,
         drain_timeout_s=drain_timeout_s,
         sleep_level=sleep_level,
-        writer=WRITER,
-        token=1,
     )
+    return PoolRequest(desired=desired, writer=WRITER, token=1)
 
 
 def gpu_ids(spec: Spec) -> tuple[GpuId, ...]:

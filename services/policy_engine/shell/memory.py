@@ -18,6 +18,7 @@ from policy_engine.core.scaled import ScaledState
 from policy_engine.shell.records import Command
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.pool import DesiredPool, desired_from_proto, desired_to_proto
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
@@ -38,7 +39,7 @@ class Memory:
     """The engine's states by name; the store's copy is written first, always."""
 
     pools: dict[str, PoolState] = field(default_factory=dict)
-    desired: dict[str, actuator_pb2.PoolState] = field(default_factory=dict)
+    desired: dict[str, DesiredPool] = field(default_factory=dict)
     scaled: dict[str, ScaledState] = field(default_factory=dict)
     requests: dict[str, scheduler_pb2.ScalingRequest] = field(default_factory=dict)
 
@@ -70,8 +71,9 @@ async def load_memory(store: Store) -> Memory:
         memory.scaled[name] = _parse(_SCALED_STATE, raw, f"state of service {name}", ScaledState())
     for name, raw in _by_name(desired):
         try:
-            memory.desired[name] = decode(actuator_pb2.PoolState, raw, place=f"desired state of pool {name}")
-        except CorruptEntry as error:
+            message = decode(actuator_pb2.PoolState, raw, place=f"desired state of pool {name}")
+            memory.desired[name] = desired_from_proto(message)
+        except (CorruptEntry, ValueError) as error:
             log.warning("a pool's desired state was left out", error=str(error))
     for name, raw in _by_name(requests):
         try:
@@ -103,9 +105,9 @@ def scaled_state_command(name: str, state: ScaledState) -> Command:
     return ("HSET", keys.engine_state(_SCALED), name, _SCALED_STATE.dump_json(state))
 
 
-def desired_command(desired: actuator_pb2.PoolState) -> Command:
+def desired_command(desired: DesiredPool) -> Command:
     """Writes a pool's desired state."""
-    return ("HSET", keys.desired_pools(), desired.pool, desired.SerializeToString())
+    return ("HSET", keys.desired_pools(), desired.pool, desired_to_proto(desired).SerializeToString())
 
 
 def request_command(service: str, data: bytes) -> Command:

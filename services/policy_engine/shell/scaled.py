@@ -14,7 +14,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledResult, ScaledState, decide_scaled
 from policy_engine.core.signals import FrontDoor
 from policy_engine.core.units import RoleCounts
-from policy_engine.shell.convert import life_cycle
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, read_hash, request_command, scaled_state_command
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
@@ -105,12 +104,12 @@ class ScaledRunner:
         listed = self.fleet.replicas_of(policy.name)
         counts: list[RoleReplicas] = []
         for spec in policy.spec.roles:
-            of_role = [item for item in listed if item.role == spec.role.number]
+            of_role = [item for item in listed if item.role is spec.role]
             counts.append(
                 RoleReplicas(
                     role=spec.role,
                     ready=sum(1 for item in of_role if item.routable),
-                    existing=sum(1 for item in of_role if life_cycle(item) not in _GONE),
+                    existing=sum(1 for item in of_role if item.life_cycle not in _GONE),
                 )
             )
         views = {key.role: view for key, view in turn.observed.roles.items() if key.service == policy.name}
@@ -241,8 +240,8 @@ class ScaledRunner:
             return False
         listed = self.fleet.replicas_of(service)
         return all(
-            sum(1 for item in listed if item.role == role.number and item.routable) == count
-            and sum(1 for item in listed if item.role == role.number and life_cycle(item) not in _GONE) == count
+            sum(1 for item in listed if item.role is role and item.routable) == count
+            and sum(1 for item in listed if item.role is role and item.life_cycle not in _GONE) == count
             for role, count in state.desired
         )
 
