@@ -14,19 +14,18 @@ from typing import Any
 
 import grpc
 
+from lab.commands.demo import BRING_UP_SCALE, all_decisions
+from lab.commands.demo_resources import expected_replicas, resources_of_pass
 from simulator.replay.client import ReplayOptions, replay
-from simulator.scenarios import scenario_folder
 from simulator.traces.demo import DemoTrace, stream_interval_for
 from simulator.traces.model import TraceRequest
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.cli.addresses import LocalAddresses
 from trimtab.cli.connect import PAGE_SIZE
-from trimtab.cli.demo import BRING_UP_SCALE, all_decisions
-from trimtab.cli.demo_resources import expected_replicas, resources_of_pass
 from trimtab.cli.local import LocalStack, wait_until
-from trimtab.cli.output import message_dict
 from trimtab.cli.up import RunningStack, apply_when_up, running
 from trimtab.config.resources import Resource
+from trimtab.views.text import message_dict
 
 BRING_UP_TIMEOUT_S = 180.0
 SETTLE_S = 6.0
@@ -74,7 +73,7 @@ async def live_run(
     stack = LocalStack(
         addresses=LocalAddresses(port_base=port),
         state_folder=folder,
-        topology=scenario_folder("demo") / "topology.yaml",
+        scenario="demo",
         bring_up_scale=BRING_UP_SCALE,
         stream_interval=stream_interval_for(made.peak_output_tps),
         log_level="warning",

@@ -13,8 +13,11 @@ import time
 from collections import Counter
 
 from bench._report import machine, main_of
-from prescheduler.core.model import ClusterInventory, Level, NodeColumns, Plan, Role, RoleRequest, ScalingRequest
+from prescheduler.core.model import ClusterInventory, Plan
 from prescheduler.core.plan import plan_cycle
+from trimtab.domain.inventory import NodeColumns
+from trimtab.domain.scaling import RoleRequest, ScalingRequest
+from trimtab.words import Role, TopologyLevel
 
 NODES = (1_000, 4_000, 16_000)
 REQUESTS = 200
@@ -59,7 +62,7 @@ def _gpu_type(index: int) -> str:
 
 def build_requests(count: int) -> list[ScalingRequest]:
     """P/D services, three priorities, three affinities."""
-    affinities = (Level.S1, Level.S2, Level.CLUSTER)
+    affinities = (TopologyLevel.S1, TopologyLevel.S2, TopologyLevel.CLUSTER)
     return [
         ScalingRequest(
             service=f"service-{number:04d}",
@@ -101,7 +104,7 @@ def run() -> dict[str, object]:
         outcomes = Counter(result.outcome.name.lower() for result in plan.results)
         rows.append({"nodes": nodes, "cycle_cpu_s": cycle_s, "outcomes": dict(sorted(outcomes.items()))})
     # No S1 of the fleet can hold any of these: every domain is rejected by sums.
-    hopeless = [request for request in build_requests(3 * REQUESTS) if request.affinity is Level.S1]
+    hopeless = [request for request in build_requests(3 * REQUESTS) if request.affinity is TopologyLevel.S1]
     hopeless_s, hopeless_plan = timed(build_fleet(NODES[0], max_free=1), hopeless)
     first, last = rows[0], rows[-1]
     growth = math.log(float(str(last["cycle_cpu_s"])) / float(str(first["cycle_cpu_s"]))) / math.log(

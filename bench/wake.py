@@ -41,10 +41,10 @@ from simulator.profiles import packaged_profiles
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.resources import apply_resources
 from trimtab.cli.up import RunningStack, apply_when_up, running
+from trimtab.cli_errors import CommandError
 from trimtab.store.client import Store
 
 SCRAPE_S = 1.0

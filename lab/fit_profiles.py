@@ -39,7 +39,7 @@ from lab.material import MEANING, MaterialError, perf_folder
 from simulator.core.limits import EngineLimits
 from simulator.core.timing import IterationModel
 from simulator.profiles import parse_profile
-from trimtab import usage
+from trimtab import cli_errors
 
 _MEMORY_SHARE = 0.85
 """Part of a GPU's memory that an awake server takes; the rest is for sleepers on the same GPU."""
@@ -230,4 +230,4 @@ def _summary(model: IterationModel) -> str:
 
 
 if __name__ == "__main__":
-    usage.run(command, "fit_profiles")
+    cli_errors.run(command, "fit_profiles")

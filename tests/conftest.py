@@ -1,9 +1,13 @@
-"""Fixtures that every area shares: free ports, a store, and recordings of real servers where they are at hand.
+"""Tiers, profiles, and the fixtures that every area shares: ports, a store, recordings of real servers.
 
-The store is the best that can be had, so that the same tests run on a real Redis and on the embedded Valkey. In this
-order: ``TRIMTAB_TEST_REDIS_URL`` (a database that is empty, or was used by these tests before), a Redis container
-when a Docker engine answers, a ``redis-server`` binary, the embedded store. ``TRIMTAB_TEST_STORE`` = ``url``,
-``docker``, ``redis-server`` or ``embedded`` insists on one of them.
+A test's tier is its folder, and the tier's name is its mark. ``store`` marks by itself each test that uses the shared
+store: those run once more on a real Redis in CI.
+
+Hypothesis' profiles, ``quick`` and ``thorough``, are those of tests/support/properties.py.
+
+Each worker of xdist has a store of its own. ``TRIMTAB_TEST_STORE`` chooses it: ``embedded`` (the default),
+``redis-server`` (a binary on the PATH), ``docker`` (a container), or ``url``: the one database that
+``TRIMTAB_TEST_REDIS_URL`` names, empty or used by these tests before, for a run without xdist's workers.
 
 Recordings of a real vLLM are no part of this repository. ``TRIMTAB_TEST_MATERIAL`` names the folder that holds them,
 else it is ``shared`` beside the checkout. Tests that compare with them are skipped where there is none; what the
@@ -12,44 +16,43 @@ recordings show in short is written out in tests that always run.
 
 import asyncio
 import gzip
-import itertools
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
 
-from trimtab.cli.addresses import LocalAddresses
+from tests.support.ports import PortBlock, claim_block, claim_stack
+from tests.support.properties import register_profiles
 from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore
 
 _MARKER = "trimtab-tests:marker"
-_ROOT = Path(__file__).parents[1]
+_TESTS = Path(__file__).parent
+_ROOT = _TESTS.parent
 _REDIS_IMAGE = os.environ.get("TRIMTAB_TEST_REDIS_IMAGE", "redis:8.0")
 
 
-# How long an example takes by the wall clock says how busy the machine is; no property here is about time.
-settings.register_profile("trimtab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("trimtab")
+register_profiles()
 
-_PORTS = range(28_000, 32_700)
-_turns = itertools.count(os.getpid())
+TIERS = ("unit", "services", "stack", "system", "long", "benches", "docker", "vllm")
 
 
-def _free_port() -> int:
-    """Below 32768, where the kernel hands out ports of outgoing connections; the next is none beside the last.
-
-    Each number comes once in a long while. A stride of 37 leaves room for those who take a few ports from a first one.
-    """
-    ports = (_PORTS[next(_turns) * 37 % len(_PORTS)] for _ in _PORTS)
-    return next(port for port in ports if _is_free(port))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, and with ``store`` where it uses the shared store."""
+    for item in items:
+        tier = item.path.relative_to(_TESTS).parts[0]
+        if tier not in TIERS:
+            raise pytest.UsageError(f"{item.nodeid}: a test stands in a folder of its tier: {', '.join(TIERS)}")
+        item.add_marker(tier)
+        if "store_server_url" in getattr(item, "fixturenames", ()):
+            item.add_marker("store")
 
 
 @pytest.fixture(scope="session")
@@ -67,23 +70,22 @@ def capture(material: Path) -> Callable[[str], bytes]:
     return lambda name: gzip.decompress((material / "vllm" / "captures" / f"{name}.prom.gz").read_bytes())
 
 
+@pytest.fixture(scope="session")
+def port_block() -> PortBlock:
+    """The ports that this process alone hands out."""
+    return claim_block()
+
+
 @pytest.fixture
-def free_port() -> int:
+def free_port(port_block: PortBlock) -> int:
     """A TCP port on loopback that nobody listens on."""
-    return _free_port()
+    return port_block.take()[0]
 
 
 @pytest.fixture(scope="session")
-def free_ports() -> Callable[[int], list[int]]:
-    """``free_ports(n)``: n different free ports."""
-
-    def take(count: int) -> list[int]:
-        found: set[int] = set()
-        while len(found) < count:
-            found.add(_free_port())
-        return sorted(found)
-
-    return take
+def free_ports(port_block: PortBlock) -> Callable[[int], list[int]]:
+    """``free_ports(n)``: n free ports next to each other."""
+    return port_block.take
 
 
 @contextmanager
@@ -129,13 +131,12 @@ def _await_redis(client: redis.Redis, what: str) -> None:
 
 
 @contextmanager
-def _binary_store(directory: Path) -> Iterator[str | None]:
+def _binary_store(directory: Path, port: int) -> Iterator[str | None]:
     """A ``redis-server`` from the PATH; None when there is none."""
     binary = shutil.which("redis-server") or shutil.which("valkey-server")
     if binary is None:
         yield None
         return
-    port = _free_port()
     options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "", "--appendonly", "yes"]
     process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)
     try:
@@ -147,8 +148,8 @@ def _binary_store(directory: Path) -> Iterator[str | None]:
 
 
 @contextmanager
-def _embedded_store(directory: Path) -> Iterator[str]:
-    server = EmbeddedStore(_free_port(), directory)
+def _embedded_store(directory: Path, port: int) -> Iterator[str]:
+    server = EmbeddedStore(port, directory)
     server.start()
     try:
         yield server.url
@@ -157,7 +158,9 @@ def _embedded_store(directory: Path) -> Iterator[str]:
 
 
 def _claim(url: str) -> None:
-    """Refuse a database that holds somebody's data: the tests empty it."""
+    """Refuse a database that holds somebody's data, and one that several workers would empty under each other."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.exit("TRIMTAB_TEST_REDIS_URL is one store for one process: run pytest with -n 0", 2)
     client = redis.Redis.from_url(url, socket_timeout=5)
     if client.dbsize() and not client.exists(_MARKER):
         pytest.exit(f"TRIMTAB_TEST_REDIS_URL names a database that is not empty ({client.dbsize()} keys)", 2)
@@ -165,27 +168,24 @@ def _claim(url: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def store_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the session's store listens. Tests take ``store_url`` or ``store``, which are empty at their start."""
-    wanted = os.environ.get("TRIMTAB_TEST_STORE", "")
-    given = os.environ.get("TRIMTAB_TEST_REDIS_URL")
-    if given and wanted in ("", "url"):
-        _claim(given)
-        yield given
-        return
-    if wanted in ("", "docker"):
-        with _container_store() as url:
-            if url is not None:
-                yield url
-                return
-    if wanted in ("", "redis-server"):
-        with _binary_store(tmp_path_factory.mktemp("redis")) as url:
-            if url is not None:
-                yield url
-                return
-    if wanted not in ("", "embedded"):
-        pytest.exit(f"TRIMTAB_TEST_STORE={wanted}: there is no such store here", 2)
-    with _embedded_store(tmp_path_factory.mktemp("valkey")) as url:
+def store_server_url(tmp_path_factory: pytest.TempPathFactory, port_block: PortBlock) -> Iterator[str]:
+    """Where this process's store listens. Tests take ``store_url`` or ``store``, which are empty at their start."""
+    given = os.environ.get("TRIMTAB_TEST_REDIS_URL", "")
+    wanted = os.environ.get("TRIMTAB_TEST_STORE", "url" if given else "embedded")
+    folder = tmp_path_factory.mktemp("store")
+    with ExitStack() as stack:
+        url: str | None = None
+        if wanted == "url" and given:
+            _claim(given)
+            url = given
+        elif wanted == "docker":
+            url = stack.enter_context(_container_store())
+        elif wanted == "redis-server":
+            url = stack.enter_context(_binary_store(folder, port_block.take()[0]))
+        elif wanted == "embedded":
+            url = stack.enter_context(_embedded_store(folder, port_block.take()[0]))
+        if url is None:
+            pytest.exit(f"TRIMTAB_TEST_STORE={wanted}: there is no such store here", 2)
         yield url
 
 
@@ -208,9 +208,9 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def own_store(tmp_path: Path) -> Iterator[EmbeddedStore]:
+def own_store(tmp_path: Path, free_port: int) -> Iterator[EmbeddedStore]:
     """An embedded store of this test alone, started: to be killed, suspended and restarted."""
-    server = EmbeddedStore(_free_port(), tmp_path / "own-store")
+    server = EmbeddedStore(free_port, tmp_path / "own-store")
     server.start()
     yield server
     server.stop()
@@ -233,26 +233,8 @@ def eventually() -> Callable[..., object]:
 
 
 @pytest.fixture(scope="module")
-def module_port_base() -> int:
-    """A port base of a whole stack whose ports, and ten from 3,200 further up for servers beside it, are free.
-
-    All of them lie below 32768, where the kernel starts to hand out ports of outgoing connections.
-    """
-    first = 14_000 + os.getpid() % 200 * 50
-    for base in range(first, first + 2_000, 37):
-        if all(_is_free(port) for port in (*_stack_ports(base), *range(base + 3200, base + 3210))):
-            return base
-    raise AssertionError("no free range of ports")
-
-
-def _stack_ports(base: int) -> list[int]:
-    return list(LocalAddresses(port_base=base).single_ports().values())
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def module_port_base() -> Iterator[int]:
+    """A port base of a whole stack; its ports, and ten from 3,200 further up for servers beside it, are free."""
+    base, guard = claim_stack()
+    with guard:
+        yield base

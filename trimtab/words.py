@@ -59,6 +59,10 @@ class Role(_Word):
     PREFILL_FFN = "prefill-ffn"
 
 
+MAX_ROLES = 3
+"""Roles of one service: disaggregated MoE has two for prefill and one for decode."""
+
+
 class Quality(_Word):
     """How far a measurement can be trusted."""
 

@@ -144,6 +144,7 @@ async def _serve_http(
             await site.start()
         except OSError as error:
             raise StartupError(_listen_error(settings.listen, error)) from error
+        context.ports["http"] = runner.addresses[0][1]
         log.info("gateway listens", address=settings.listen, actuators=settings.actuators, registry=settings.registry)
         stop = asyncio.ensure_future(_until(context.stopping))
         try:

@@ -18,11 +18,12 @@ from lab.evaluation.statistics import Slo
 from lab.offline.fleet import EngineClock
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.recording import EngineRecorder
-from policy_engine.core.signals import RoleSignals, Signal
+from policy_engine.core.signals import RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.event_engine import EventEngine
 from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
+from trimtab.domain.measurement import Measurement
 from trimtab.words import Role
 
 WINDOW_S = 5.0
@@ -141,7 +142,7 @@ def _pressures(finished: Iterable[FinishedRequest], role: Role, slo: Slo) -> tup
     return arrival_s, stage_pressures(role, first_s - arrival_s, (ended_s - first_s) / after, slo)
 
 
-def _number(signal: Signal) -> float:
+def _number(signal: Measurement) -> float:
     return signal.value if signal.value is not None and signal.usable else math.nan
 
 

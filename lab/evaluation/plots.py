@@ -10,22 +10,17 @@ import io
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec
-
-import matplotlib
-import matplotlib.ticker
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import Any, ParamSpec
 
 from lab.evaluation.confidence import Confidence
+from lab.evaluation.drawing import INK, Plot
 from lab.evaluation.statistics import Slo
 from lab.evaluation.study import Evaluation
 from lab.evaluation.summaries import RunSummary
+from lab.figures import Axes, Figure, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter, styled
 from lab.virtual.result import TimelinePoint
 
 P = ParamSpec("P")
-INK = "#010203"
-"""The colour of text and axes; drawn nowhere else."""
 _COLOURS = ("#3b7dd8", "#c8741c", "#2a9d62", "#d1495b", "#8e6bbf", "#1792a0", "#9c6b3f", "#7c838c")
 _DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
     "-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1)),
@@ -61,19 +56,6 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-class Plot(NamedTuple):
-    """One drawing."""
-
-    name: str
-    """Of its file, without an ending."""
-    title: str
-    """What it shows, for who cannot see it."""
-    trace: str | None
-    """None: of all traces."""
-    svg: str
-    """In `INK`, on nothing."""
-
-
 def plots(evaluation: Evaluation, slos: Mapping[str, Slo]) -> Iterator[Plot]:
     """Every plot for which there is something to draw, trace by trace; the cost of all traces at the end."""
     for trace in evaluation.traces:
@@ -89,15 +71,9 @@ def plots(evaluation: Evaluation, slos: Mapping[str, Slo]) -> Iterator[Plot]:
         yield Plot("cost", "GPU-hours against SLO attainment", None, _svg(_costs, evaluation))
 
 
-def to_file(svg: str) -> str:
-    """A plot for a file of its own: dark on white."""
-    start = svg.index(">", svg.index("<svg")) + 1
-    return svg[:start] + '\n <rect width="100%" height="100%" fill="#ffffff"/>' + svg[start:].replace(INK, "#222222")
-
-
 def _svg(draw: Callable[P, Figure], *args: P.args, **kwargs: P.kwargs) -> str:
     text = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
+    with styled(_STYLE):
         draw(*args, **kwargs).savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()
 
@@ -161,7 +137,7 @@ def _timelines(runs: Sequence[RunSummary]) -> Figure:
         grid[0][2].set_ylim(0, min(_Z_SHOWN, 1.05 * max(1.0, highest)))
         for row in grid:
             row[2].axhline(1.0, color=INK, linewidth=0.6, linestyle=":")
-    grid[0][0].yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    grid[0][0].yaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=min(4, len(labels)), handlelength=3.5)
     return figure
@@ -206,7 +182,7 @@ def _distributions(evaluation: Evaluation, trace: str, slos: Mapping[str, Slo]) 
             for axes, limit_s in itertools.product(column, sorted({slo.ttft_s for slo in slos.values()})):
                 axes.axvline(limit_s, color=INK, linewidth=0.8, linestyle=":")
         column[0].set_xscale("log")
-        column[0].xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        column[0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         column[0].set_title(f"{trace}: {title}" + (" (dotted: SLOs)" if latency == "ttft" else ""))
         column[1].set_xlabel(f"{title}, s")
     above, below = grid[0][0], grid[1][0]
@@ -215,7 +191,7 @@ def _distributions(evaluation: Evaluation, trace: str, slos: Mapping[str, Slo]) 
     below.set_yscale("log")
     below.set_ylim(1e-3, 1)
     below.set_yticks([0.5, 0.1, 0.05, 0.01, 0.001], ["0.5 (P50)", "0.1", "0.05 (P95)", "0.01 (P99)", "0.001"])
-    below.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    below.yaxis.set_minor_locator(NullLocator())
     below.set_ylabel("share that took longer")
     handles, labels = above.get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper right", handlelength=3.5)
@@ -260,8 +236,8 @@ def _costs(evaluation: Evaluation) -> Figure:
         axes.set_title(trace)
         axes.set_xlabel("GPU-hours")
         axes.margins(0.12)
-        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5))
-        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     for axes in panels[len(evaluation.traces) :]:
         axes.set_axis_off()
     for row in grid:

@@ -12,8 +12,8 @@ from html import escape
 
 from lab.evaluation.confidence import Confidence
 from lab.evaluation.documents import COMPARED, Finding, count_names, inputs
+from lab.evaluation.drawing import INK, Plot
 from lab.evaluation.formatting import MISSING, SHOWN, change_text, with_interval, with_range
-from lab.evaluation.plots import INK, Plot
 from lab.evaluation.report_style import STYLE
 from lab.evaluation.study import Evaluation
 from lab.evaluation.summaries import ALL, FIGURE_METRICS, LATENCIES, RUN_METRICS

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
+from lab.figures import Figure, styled
 from lab.studies.findings import Study
 from lab.studies.observing import LATENCIES, Signal, Window
 from lab.studies.runs import HOUR_S, MORNING_HOURS, STEPS
@@ -42,7 +40,7 @@ _STYLE: dict[Any, Any] = {
 def draw(study: Study, folder: Path) -> list[Path]:
     """Write the figures of `FILES`."""
     paths = [folder / name for name in FILES]
-    with mpl.rc_context(_STYLE):
+    with styled(_STYLE):
         for path, drawn in zip(paths, (_by_load, _over_the_day, _as_rules), strict=True):
             drawn(study).savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return paths

@@ -29,7 +29,8 @@ from lab.studies.runs import (
     steps,
 )
 from simulator.profiles import ProfileError, find_profile, packaged_profiles
-from trimtab import usage
+from trimtab import cli_errors
+from trimtab.cli.extras import require
 
 PROFILE = "h100-70b-tp4"
 _SERVICES = {"A": SERVICE_A, "B": SERVICE_B}
@@ -86,6 +87,8 @@ def main(
 ) -> None:
     """Study the eight signals: about two minutes of CPU."""
     errors = Console(stderr=True)
+    if out is not None:
+        require("matplotlib", what="drawing figures into --out")
     try:
         if service not in _SERVICES:
             raise ValueError(f"there is no service {service!r}; there are {', '.join(_SERVICES)}")  # noqa: TRY301
@@ -104,7 +107,7 @@ def main(
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             (out / "signals.json").write_text(json.dumps(document(study), indent=1) + "\n", encoding="utf-8")
-            from lab.studies.plots import draw  # loads matplotlib, which nobody else needs
+            from lab.studies.plots import draw  # loads matplotlib, which takes a while
 
             figures = draw(study, out)
             (out / "report.md").write_text(markdown(study, [path.name for path in figures]), encoding="utf-8")
@@ -145,4 +148,4 @@ def _findings_table(study: Study) -> Table:
 
 
 if __name__ == "__main__":
-    usage.run(command, "lab.studies.signals")
+    cli_errors.run(command, "lab.studies.signals")

@@ -24,9 +24,10 @@ from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, RoleKey, Target
 from metrics_collector.core.window import Window, window_length_s
 from policy_engine.core.observed import ROLE_LATENCIES, ROLE_SIGNALS
-from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.measurement import NEVER_READ, Measurement
 from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade, histogram_quantile
 from trimtab.words import Quality, Role
 
@@ -178,7 +179,7 @@ def _role_signals(
 ) -> RoleSignals:
     """What one role's sums amount to; the same as `merge` and then `role_signals` make of one collector's partial."""
 
-    def of(name: pb.Signal.ValueType) -> Signal:
+    def of(name: pb.Signal.ValueType) -> Measurement:
         column = SIGNAL_COLUMN[name]
         value: float | None = sums.sums[column]
         tally = Tally(sums.reported[column], sums.stale, sums.reset[column], sums.warming)
@@ -186,7 +187,7 @@ def _role_signals(
             value = sums.sums[column] / sums.weights[column] if sums.weights[column] > 0 else None
         return _signal(grade(value, tally, reported=min(tally.reported, expected), expected=expected))
 
-    def p95_of(latency: Latency) -> Signal:
+    def p95_of(latency: Latency) -> Measurement:
         buckets = latencies.get(latency)
         if buckets is None:
             return NEVER_READ
@@ -208,7 +209,7 @@ def _role_signals(
 def _front_door(sums: FrontDoorSums, *, window_end_s: float) -> FrontDoor:
     expected = len(sums.heard) + len(sums.missing)
 
-    def of(value: float, reported: int) -> Signal:
+    def of(value: float, reported: int) -> Measurement:
         return _signal(grade(value, Tally(reported), reported=reported, expected=expected))
 
     return FrontDoor(
@@ -220,5 +221,5 @@ def _front_door(sums: FrontDoorSums, *, window_end_s: float) -> FrontDoor:
     )
 
 
-def _signal(found: Graded) -> Signal:
-    return Signal(found.value, _QUALITIES[found.quality], found.reported, found.expected, found.detail)
+def _signal(found: Graded) -> Measurement:
+    return Measurement(found.value, _QUALITIES[found.quality], found.reported, found.expected, found.detail)

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from actuator.core.admission_placement import GroupRequest, PlacementRequest, apply_placements
+from actuator.core.admission_placement import PlacementRequest, apply_placements
 from actuator.core.fencing import Refused
-from actuator.core.ledger import taken_gpus
 from actuator.core.model import ActionKind, Limits, OperationState, Spec, StepKind
+from actuator.core.placement_exchange import group_requests, node_columns
 from actuator.core.world import Action, Node, Outcome
 from lab.virtual.actuation import ActuatorPace, VirtualActuator, gpu_ids
 from lab.virtual.gateway import CLUSTER
 from lab.virtual.servers import VirtualServers
 from lab.virtual.staged_gateway import StagedGateway
-from prescheduler.core.model import (
-    ClusterInventory,
-    GroupPlacement,
-    NodeColumns,
-    ScaledReplica,
-    ScalingRequest,
-    ServiceResult,
-)
+from prescheduler.core.model import ClusterInventory, ScaledReplica, ServiceResult
 from prescheduler.core.pacing import Pace, note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from simulator.core.profile import Profile
+from trimtab.domain.placement import GroupPlacement
+from trimtab.domain.scaling import ScalingRequest
 from trimtab.words import HoldOwner, LifeCycle
 
 WRITER = "pre-scheduler"
@@ -62,7 +57,7 @@ class PlacingActuator(VirtualActuator):
     def place(self, groups: Sequence[GroupPlacement], *, inventory_revision: int) -> ClusterWrite:
         """Hand over what a cycle wants; which groups were refused, and why."""
         request = PlacementRequest(
-            groups=tuple(_group_request(group) for group in groups),
+            groups=group_requests(groups),
             inventory_revision=inventory_revision,
             expire_s=None,
             request_id="",
@@ -82,9 +77,6 @@ class PlacingActuator(VirtualActuator):
 
     def inventory(self) -> ClusterInventory:
         """The cluster's nodes with their free GPUs, and its replicas, as the pre-scheduler asks for them."""
-        world = self._world()
-        taken = taken_gpus(self.state.replicas, (), world)
-        nodes = [world.nodes[name] for name in sorted(world.nodes)]
         deleting = {
             step.replica
             for operation in self.unfinished()
@@ -95,17 +87,7 @@ class PlacingActuator(VirtualActuator):
         return ClusterInventory(
             cluster=CLUSTER,
             inventory_revision=self.state.meta.inventory_revision,
-            nodes=NodeColumns(
-                nodes=tuple(node.node for node in nodes),
-                vdcs=tuple(node.vdc for node in nodes),
-                s2s=tuple(node.s2 for node in nodes),
-                s1s=tuple(node.s1 for node in nodes),
-                gpu_types=tuple(node.gpu_type for node in nodes),
-                gpus=tuple(node.gpus for node in nodes),
-                free_gpu_masks=tuple(
-                    sum(1 << index for index in range(node.gpus) if (node.node, index) not in taken) for node in nodes
-                ),
-            ),
+            nodes=node_columns(self.state, self._world()),
             replicas=tuple(
                 ScaledReplica(
                     name=name,
@@ -176,27 +158,3 @@ class PreScheduler:
         self._paces = note_placements(self._paces, plan, now_s=now_s, first_wait_s=RETRY_PLACEMENT_S)
         self.denied += sum(1 for result in plan.results if result.constraint)
         return plan.results
-
-
-def _group_request(group: GroupPlacement) -> GroupRequest:
-    return GroupRequest(
-        group=group.group,
-        service=group.service,
-        add=tuple(
-            Spec(
-                replica=item.replica,
-                service=group.service,
-                role=item.role,
-                model=item.model,
-                profile=item.profile,
-                node=item.node,
-                gpu_indices=item.gpu_indices,
-                gpu_type=item.gpu_type,
-                group=group.group,
-                decision_id=group.decision_id,
-            )
-            for item in group.add
-        ),
-        remove=tuple((item.role, item.count) for item in group.remove),
-        decision_id=group.decision_id,
-    )

@@ -14,12 +14,13 @@ from lab.baselines.interface import Desired, FleetView, Replica, RoleKey, RoleVi
 from lab.virtual.control import ReplicaSample, ServiceTraffic
 from lab.virtual.counts import ready_replica
 from policy_engine.core.draft import Draft
-from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
+from policy_engine.core.scaled import ScaledInput, ScaledState, decide_scaled
+from policy_engine.core.scaling_request import count_replicas
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import RoleCounts
 from policy_engine.core.vocabulary import DecisionKind
 from trimtab.config.resources import ServicePolicy
-from trimtab.words import Role
+from trimtab.words import LifeCycle, Role
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +64,13 @@ class ProportionalController:
             policy=self.policy,
             views=tuple(look.views[spec.role] for spec in self.policy.spec.roles if spec.role in look.views),
             front=look.front,
-            replicas=tuple(
-                RoleReplicas(
-                    role=spec.role,
-                    ready=sum(1 for name in look.names.get(spec.role, ()) if name in look.routable),
-                    existing=len(look.names.get(spec.role, ())),
-                )
-                for spec in self.policy.spec.roles
+            replicas=count_replicas(
+                self.policy,
+                (
+                    (role, LifeCycle.ACTIVE, name in look.routable)
+                    for role, names in look.names.items()
+                    for name in names
+                ),
             ),
             state=self._state,
         )

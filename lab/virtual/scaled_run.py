@@ -21,17 +21,17 @@ from lab.virtual.scaled_control import ScaledController, ScaledLook
 from lab.virtual.servers import VirtualServers
 from lab.virtual.serving import Serving
 from lab.virtual.staged_gateway import StagedGateway
+from policy_engine.core.scaling_request import exists, scaling_request
 from policy_engine.core.signals import FrontDoor
 from policy_engine.core.vocabulary import MemberKey
-from prescheduler.core.model import RoleRequest, ScalingRequest
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
 from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from trimtab.config.resources import ServicePolicy
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.scaling import ScalingRequest
+from trimtab.words import Role
 
-_GONE = frozenset({LifeCycle.TERMINATING, LifeCycle.FAILED})
 BRING_UP_S = 3600.0
 """How long the first replicas may take to serve."""
 
@@ -170,30 +170,10 @@ class ScaledRun:
             self.prescheduler.cycle([self._request()], now_s)
 
     def _request(self) -> ScalingRequest:
-        spec = self.setup.policy.spec
-        roles = []
-        for one in spec.roles:
-            part = 1
-            if spec.ratio is not None:
-                part = spec.ratio.prefill if one.role is Role.PREFILL else spec.ratio.decode
-            roles.append(
-                RoleRequest(
-                    role=one.role,
-                    replicas=self._wanted.get(one.role, 0),
-                    gpus_per_replica=one.gpus_per_replica,
-                    gpu_types=one.gpu_types,
-                    model=spec.model,
-                    profile=one.profile,
-                    ratio_part=part,
-                )
-            )
-        return ScalingRequest(
-            service=self.service,
+        return scaling_request(
+            self.setup.policy,
+            tuple(self._wanted.items()),
             decision_id=f"d-{self.changes}",
-            roles=tuple(roles),
-            affinity=spec.affinity,
-            priority=spec.priority,
-            allow_partial=spec.allow_partial,
             created_s=self._decided_s,
         )
 
@@ -202,7 +182,7 @@ class ScaledRun:
         found: dict[Role, list[str]] = {role: [] for role in self.roles}
         routable = set()
         for name, record in sorted(self.actuator.state.replicas.items()):
-            if record.life_cycle not in _GONE:
+            if exists(record.life_cycle):
                 found[record.spec.role].append(name)
             if record.routable:
                 routable.add(name)

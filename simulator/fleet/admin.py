@@ -19,11 +19,13 @@ from simulator.fleet.fleet import Fleet
 from simulator.fleet.metrics import FleetMetrics
 from simulator.fleet.model import ConflictError, FleetConfigError, ReplicaSpec, first_violation
 from simulator.fleet.replica import Replica
+from simulator.scenarios import Scenario
 from simulator.server.faults import Fault
 from simulator.server.server import ServerStats
 
 FLEET_KEY: web.AppKey[Fleet] = web.AppKey("fleet", Fleet)
 METRICS_KEY: web.AppKey[FleetMetrics] = web.AppKey("metrics", FleetMetrics)
+SCENARIO_KEY: web.AppKey[Scenario] = web.AppKey("scenario", Scenario)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -88,6 +90,14 @@ async def healthz(request: web.Request) -> web.Response:
     """GET /healthz: the fleet answers; shows the scales it runs with."""
     settings = request.app[FLEET_KEY].settings
     return _json({"status": "ok", "scales": dataclasses.asdict(settings.scales)})
+
+
+async def get_scenario(request: web.Request) -> web.Response:
+    """GET /scenario: the bundled scenario that the fleet runs, with its resources as YAML; 404 without one."""
+    scenario = request.app.get(SCENARIO_KEY)
+    if scenario is None:
+        raise _NotFoundError("the fleet runs no scenario")
+    return _json({"scenario": scenario.name, "resources": dict(scenario.resources)})
 
 
 async def get_nodes(request: web.Request) -> web.Response:
@@ -197,13 +207,16 @@ def _replica(request: web.Request) -> Replica:
     return replica
 
 
-def make_admin_app(fleet: Fleet) -> web.Application:
+def make_admin_app(fleet: Fleet, scenario: Scenario | None = None) -> web.Application:
     """The admin application."""
     app = web.Application(middlewares=[errors])
     app[FLEET_KEY] = fleet
+    if scenario is not None:
+        app[SCENARIO_KEY] = scenario
     app[METRICS_KEY] = FleetMetrics(fleet)
     router = app.router
     router.add_get("/healthz", healthz)
+    router.add_get("/scenario", get_scenario)
     router.add_get("/nodes", get_nodes)
     router.add_get("/gpus", get_gpus)
     router.add_get("/replicas", get_replicas)

@@ -19,7 +19,8 @@ from simulator.fleet.fleet import Fleet, FleetSettings, write_whole
 from simulator.fleet.model import DEFAULT_INVENTORY, ConflictError, FleetConfigError, load_inventory
 from simulator.fleet.replica import Scales, bind
 from simulator.profiles import ProfileError, load_profiles
-from trimtab import usage
+from simulator.scenarios import Scenario, load_scenario
+from trimtab import cli_errors
 
 log = structlog.get_logger(__name__)
 
@@ -31,8 +32,9 @@ def run(
     advertise_host: Annotated[str, typer.Option(help="Host in the replicas' addresses.")] = "",
     topology: Annotated[
         Path | None,
-        typer.Option("--topology", "--nodes", help="Topology file; default: two nodes of 4 A100, two of 8 H100."),
+        typer.Option("--topology", "--nodes", help="Topology file; default: the scenario's, or 4 nodes of its own."),
     ] = None,
+    scenario: Annotated[str, typer.Option(help="Bundled scenario: its nodes, and its resources at /scenario.")] = "",
     profiles: Annotated[Path | None, typer.Option(help="Folder of profiles beside the packaged ones.")] = None,
     state_file: Annotated[Path | None, typer.Option(help="Keeps the replicas over a restart.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Written with the admin URL once it answers.")] = None,
@@ -52,9 +54,11 @@ def run(
         state_file=state_file,
     )
     try:
-        inventory = load_inventory(topology) if topology is not None else DEFAULT_INVENTORY
+        chosen = load_scenario(scenario) if scenario else None
+        nodes = chosen.topology if topology is None and chosen is not None else topology
+        inventory = load_inventory(nodes) if nodes is not None else DEFAULT_INVENTORY
         known = load_profiles(profiles)
-        uvloop.run(_serve(Fleet(inventory, known, settings), port, ready_file))
+        uvloop.run(_serve(Fleet(inventory, known, settings), port, ready_file, chosen))
     except (FleetConfigError, ConflictError, ProfileError, OSError) as error:
         typer.echo(f"fleet: {error}", err=True)
         raise typer.Exit(1) from error
@@ -65,7 +69,7 @@ def _reachable(listen_host: str) -> str:
     return socket.gethostname() if listen_host in ("0.0.0.0", "::") else listen_host
 
 
-async def _serve(fleet: Fleet, port: int, ready_file: Path | None) -> None:
+async def _serve(fleet: Fleet, port: int, ready_file: Path | None, scenario: Scenario | None) -> None:
     host = fleet.settings.listen_host
     try:
         sock = bind(host, port)
@@ -75,7 +79,7 @@ async def _serve(fleet: Fleet, port: int, ready_file: Path | None) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    runner = web.AppRunner(make_admin_app(fleet), access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(make_admin_app(fleet, scenario), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         restored = fleet.restore()
@@ -101,4 +105,4 @@ def main() -> None:
     """Entry point; every flag has an environment variable, `TRIMTAB_FLEET_PORT` for `--port`."""
     app = typer.Typer(add_completion=False, context_settings={"auto_envvar_prefix": "TRIMTAB_FLEET"})
     app.command()(run)
-    usage.run(app, "simulator.fleet")
+    cli_errors.run(app, "simulator.fleet")

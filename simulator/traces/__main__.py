@@ -19,7 +19,7 @@ from simulator.traces.describe import LengthFigures, TraceFigures, describe
 from simulator.traces.lengths import RecordedLaws, histogram, laws_text
 from simulator.traces.model import TraceError
 from simulator.traces.readers import read_trace, write_trace
-from trimtab import usage
+from trimtab import cli_errors
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -135,4 +135,4 @@ def lengths_command(
 
 
 if __name__ == "__main__":
-    usage.run(app, "simulator.traces")
+    cli_errors.run(app, "simulator.traces")

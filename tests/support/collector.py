@@ -11,7 +11,9 @@ from aiohttp.test_utils import TestServer
 
 from metrics_collector.shell.serve import serve
 from metrics_collector.shell.settings import CollectorSettings
+from tests.support.serving import ANY_PORT, bound_port
 from trimtab.api.collector.v1 import collector_pb2_grpc
+from trimtab.errors import StartupError
 from trimtab.rpc.clients import channel
 from trimtab.rpc.run import ServiceContext
 
@@ -160,11 +162,8 @@ class RunningCollector:
 StartCollector = Callable[..., Awaitable[RunningCollector]]
 
 
-FreePorts = Callable[[int], list[int]]
-
-
 @asynccontextmanager
-async def _collectors(store_url: str, free_ports: FreePorts) -> AsyncIterator[StartCollector]:
+async def _collectors(store_url: str) -> AsyncIterator[StartCollector]:
     async with AsyncExitStack() as stack:
 
         async def stop(running: RunningCollector) -> None:
@@ -176,7 +175,7 @@ async def _collectors(store_url: str, free_ports: FreePorts) -> AsyncIterator[St
 
         async def start(**overrides: object) -> RunningCollector:
             given: dict[str, object] = {
-                "listen": f"127.0.0.1:{free_ports(1)[0]}",
+                "listen": ANY_PORT,
                 "store_url": store_url,
                 "scrape_interval_s": 0.2,
                 "scrape_timeout_s": 0.15,
@@ -187,7 +186,11 @@ async def _collectors(store_url: str, free_ports: FreePorts) -> AsyncIterator[St
             settings = CollectorSettings.model_validate(given | overrides)
             context = ServiceContext("metrics-collector")
             task = asyncio.create_task(serve(settings, context))
-            connection = channel(settings.listen)
+            try:
+                port = await bound_port(context, task)
+            except StartupError:
+                port = 0  # the test asks the task for it
+            connection = channel(f"127.0.0.1:{port}")
             running = RunningCollector(settings, context, task, collector_pb2_grpc.CollectorServiceStub(connection))
             stack.push_async_callback(stop, running)
             stack.push_async_callback(connection.close)
@@ -197,9 +200,9 @@ async def _collectors(store_url: str, free_ports: FreePorts) -> AsyncIterator[St
 
 
 @pytest.fixture
-async def start_collector(store_url: str, free_ports: FreePorts) -> AsyncIterator[StartCollector]:
+async def start_collector(store_url: str) -> AsyncIterator[StartCollector]:
     """``await start_collector(**settings)``: a collector that scrapes five times a second into the test's store."""
-    async with _collectors(store_url, free_ports) as start:
+    async with _collectors(store_url) as start:
         yield start
 
 
@@ -212,6 +215,6 @@ class Shared:
 
 
 @pytest.fixture(scope="session")
-def shared(free_ports: FreePorts) -> Shared:
+def shared() -> Shared:
     """What a module's own fixture starts servers and a collector with."""
-    return Shared(_page_servers, lambda store_url: _collectors(store_url, free_ports))
+    return Shared(_page_servers, _collectors)

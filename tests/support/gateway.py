@@ -13,6 +13,7 @@ from aiohttp import web
 from gateway.shell.serve import serve
 from gateway.shell.settings import GatewaySettings
 from simulator.core.tokens import TextCursor, count_tokens, text_of
+from tests.support.serving import ANY_PORT, bound_port
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2, collector_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
@@ -283,8 +284,7 @@ class FakeCollector(collector_pb2_grpc.CollectorServiceServicer):
 class GatewayUnderTest:
     """A running gateway with its surroundings and a client session."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self) -> None:
         self.actuator = FakeActuator()
         self.collector = FakeCollector()
         self.servers: dict[str, FakeServer] = {}
@@ -295,9 +295,13 @@ class GatewayUnderTest:
         self._task: asyncio.Task | None = None
 
     @property
+    def address(self) -> str:
+        """Where it listens, once it is started."""
+        return f"127.0.0.1:{self.context.ports['http']}"
+
+    @property
     def url(self) -> str:
-        assert self.settings is not None
-        return f"http://{self.settings.listen}"
+        return f"http://{self.address}"
 
     async def server(self, name: str) -> FakeServer:
         self.servers[name] = FakeServer(name)
@@ -308,7 +312,7 @@ class GatewayUnderTest:
         await self.actuator.start()
         await self.collector.start()
         defaults: dict = {
-            "listen": f"127.0.0.1:{self._port}",
+            "listen": ANY_PORT,
             "actuators": {"local": f"127.0.0.1:{self.actuator.port}"},
             "collector": f"127.0.0.1:{self.collector.port}",
             "max_hold_s": 5.0,
@@ -319,15 +323,9 @@ class GatewayUnderTest:
         }
         self.settings = GatewaySettings.model_validate({**defaults, **settings})
         self._task = asyncio.create_task(serve(self.settings, self.context))
-        async with asyncio.timeout(5):
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with self.http.get(self.url + "/healthz") as response:
-                        if response.status == 200:
-                            return
-                if self._task.done():
-                    self._task.result()
-                await asyncio.sleep(0.01)
+        await bound_port(self.context, self._task, "http")
+        async with self.http.get(self.url + "/healthz") as response:
+            assert response.status == 200
 
     async def publish(self, revision: int, services: dict[str, list[tuple]]) -> None:
         self.actuator.publish(revision, services)
@@ -354,10 +352,8 @@ class GatewayUnderTest:
 
     async def is_listening(self) -> bool:
         """Whether a new connection is accepted."""
-        assert self.settings is not None
-        host, port = self.settings.listen.split(":")
         try:
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection("127.0.0.1", self.context.ports["http"])
         except OSError:
             return False
         writer.close()
@@ -411,9 +407,9 @@ class StreamedAnswer:
 
 
 @pytest.fixture
-async def gateway(free_ports: Callable[[int], list[int]]) -> AsyncIterator[GatewayUnderTest]:
+async def gateway() -> AsyncIterator[GatewayUnderTest]:
     """Not started: call `start`."""
-    under_test = GatewayUnderTest(free_ports(1)[0])
+    under_test = GatewayUnderTest()
     try:
         yield under_test
     finally:

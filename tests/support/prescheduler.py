@@ -9,18 +9,13 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from prescheduler.core.model import (
-    ClusterInventory,
-    Level,
-    NodeColumns,
-    Role,
-    RoleRequest,
-    ScaledReplica,
-    ScalingRequest,
-)
+from prescheduler.core.model import ClusterInventory, ScaledReplica
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.inventory import NodeColumns
+from trimtab.domain.scaling import RoleRequest, ScalingRequest
 from trimtab.rpc.errors import STATUS_DETAILS_KEY, FailedPrecondition
+from trimtab.words import Role, TopologyLevel
 
 NodeRow = tuple[str, str, str, str, int, int]
 """(S2, S1, node, GPU type, GPUs, free GPUs)"""
@@ -54,7 +49,7 @@ class Fleet:
         return ScaledReplica(name=name, role=role, node=node, **spec)  # type: ignore[arg-type]
 
     def request(self, *roles: RoleRequest, **more: object) -> ScalingRequest:
-        spec = {"service": "chat", "decision_id": "d-1", "affinity": Level.S2} | more
+        spec = {"service": "chat", "decision_id": "d-1", "affinity": TopologyLevel.S2} | more
         return ScalingRequest(roles=roles, **spec)  # type: ignore[arg-type]
 
     def prefill(self, replicas: int, gpus: int = 1, types: tuple[str, ...] = (), part: int = 1) -> RoleRequest:

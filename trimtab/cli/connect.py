@@ -1,4 +1,4 @@
-"""How commands reach the services: addresses, TLS, and errors as one line."""
+"""How commands reach the services: stubs, calls, and errors as one line."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
-import typer
 
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2_grpc
 from trimtab.api.policy.v1 import policy_pb2_grpc
 from trimtab.api.scheduler.v1 import scheduler_pb2_grpc
-from trimtab.cli.addresses import DEFAULT_PORT_BASE, MAX_PORT_BASE, LocalAddresses
-from trimtab.config.settings import split_address
+from trimtab.cli.endpoints import Endpoints
+from trimtab.cli_errors import CommandError
 from trimtab.errors import SettingsError, StartupError
 from trimtab.rpc import clients
 from trimtab.rpc.errors import describe, error_reason
-from trimtab.rpc.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -40,96 +36,6 @@ class _Page(Protocol):
 
 
 P = TypeVar("P", bound=_Page)
-
-
-class CommandError(Exception):
-    """A command failed; the message is one line for the terminal. Exit status 1."""
-
-
-PortBase = Annotated[
-    int,
-    typer.Option(
-        "--port-base", envvar="TRIMTAB_PORT_BASE", min=1, max=MAX_PORT_BASE, help="First port of a local stack."
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoints:
-    """Addresses of the four services and the TLS files to reach them with."""
-
-    policy: str
-    collector: str
-    prescheduler: str
-    actuator: str
-    port_base: int = DEFAULT_PORT_BASE
-    tls: ClientTls | None = None
-
-    @classmethod
-    def local(cls, port_base: int) -> Endpoints:
-        """The services of a local stack."""
-        local = LocalAddresses(port_base=port_base)
-        return cls(
-            policy=local.address("policy"),
-            collector=local.address("collector"),
-            prescheduler=local.address("prescheduler"),
-            actuator=local.address("actuator"),
-            port_base=port_base,
-        )
-
-
-def set_endpoints(
-    context: typer.Context,
-    port_base: PortBase = DEFAULT_PORT_BASE,
-    policy: Annotated[
-        str, typer.Option("--policy-address", envvar="TRIMTAB_POLICY_ADDRESS", help="host:port of the policy engine.")
-    ] = "",
-    collector: Annotated[
-        str, typer.Option("--collector-address", envvar="TRIMTAB_COLLECTOR_ADDRESS", help="host:port of the collector.")
-    ] = "",
-    prescheduler: Annotated[
-        str,
-        typer.Option(
-            "--prescheduler-address", envvar="TRIMTAB_PRESCHEDULER_ADDRESS", help="host:port of the pre-scheduler."
-        ),
-    ] = "",
-    actuator: Annotated[
-        str, typer.Option("--actuator-address", envvar="TRIMTAB_ACTUATOR_ADDRESS", help="host:port of the actuator.")
-    ] = "",
-    ca_file: Annotated[
-        Path | None,
-        typer.Option("--tls-ca-file", envvar="TRIMTAB_TLS_CA_FILE", help="PEM CA of the services; turns TLS on."),
-    ] = None,
-    cert_file: Annotated[
-        Path | None, typer.Option("--tls-cert-file", envvar="TRIMTAB_TLS_CERT_FILE", help="PEM certificate for mTLS.")
-    ] = None,
-    key_file: Annotated[
-        Path | None, typer.Option("--tls-key-file", envvar="TRIMTAB_TLS_KEY_FILE", help="PEM key of the certificate.")
-    ] = None,
-) -> None:
-    """Control plane for fleets of vLLM servers."""
-    local = Endpoints.local(port_base)
-    given = {
-        "policy": policy or local.policy,
-        "collector": collector or local.collector,
-        "prescheduler": prescheduler or local.prescheduler,
-        "actuator": actuator or local.actuator,
-    }
-    for name, address in given.items():
-        try:
-            split_address(address)
-        except ValueError as error:
-            raise CommandError(f"--{name}-address: {error}") from None
-    tls = None if ca_file is None else ClientTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
-    context.obj = Endpoints(**given, port_base=port_base, tls=tls)
-
-
-def endpoints_of(context: typer.Context) -> Endpoints:
-    """What the top-level callback found in flags and environment."""
-    endpoints = context.obj
-    if not isinstance(endpoints, Endpoints):
-        raise TypeError("the top-level callback sets the endpoints")
-    return endpoints
 
 
 class Services:

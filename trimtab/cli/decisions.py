@@ -15,19 +15,22 @@ import typer
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
-from trimtab.cli.connect import Endpoints, Services, call, endpoints_of
-from trimtab.cli.output import console, message_dict, message_dicts, print_json
-from trimtab.cli.records import (
+from trimtab.cli.connect import Services, call
+from trimtab.cli.endpoints import Endpoints, endpoints_of
+from trimtab.cli.output import console, print_json
+from trimtab.cli.records import table_of
+from trimtab.cli.status import fetch_pre_warmings
+from trimtab.views.decisions import (
     OPERATION_PREFIX,
-    Row,
+    DecisionRow,
     decision_row,
     is_finished,
+    newest_rows,
     operation_lines,
     pre_warming_row,
     pre_warmings,
-    table_of,
 )
-from trimtab.cli.status import fetch_pre_warmings
+from trimtab.views.text import message_dict, message_dicts
 
 AGAIN_S = 2.0
 """Until an actuator that does not answer is asked again."""
@@ -51,7 +54,7 @@ def decisions_command(
     if as_json:
         print_json(message_dicts(decisions))
     else:
-        console.print(table_of(decisions, warmed, limit=limit, width=console.width))
+        console.print(table_of(newest_rows(decisions, warmed, limit=limit), width=console.width))
 
 
 async def _fetch(
@@ -96,7 +99,7 @@ async def _watch_pre_warmings(services: Services, subject: str) -> None:
         await asyncio.sleep(AGAIN_S)
 
 
-def _print_line(row: Row) -> None:
+def _print_line(row: DecisionRow) -> None:
     console.print(row.line(), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -16,8 +16,8 @@ import aiohttp
 import grpc
 
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError
 from trimtab.cli.supervisor import ChildSpec
+from trimtab.cli_errors import CommandError
 from trimtab.rpc import healthcheck
 
 CLUSTER = "local"
@@ -30,12 +30,14 @@ READY_TIMEOUT_S = 60.0
 class LocalStack:
     """What one `trimtab up` runs.
 
-    With `targets` (a Prometheus file_sd document) the fleet is those servers; else a simulated one of `topology`.
+    With `targets` (a Prometheus file_sd document) the fleet is those servers; else a simulated one, of the nodes of
+    `topology` or else of the fleet's own `scenario` of that name.
     """
 
     addresses: LocalAddresses
     state_folder: Path
-    topology: Path
+    scenario: str | None = None
+    topology: Path | None = None
     targets: Path | None = None
     # Start-up and first sleep of the simulated servers are this much of what was measured; the rest is not scaled.
     bring_up_scale: float = 1.0
@@ -68,6 +70,7 @@ class LocalStack:
                 "simulator.fleet",
                 port=self.addresses.port("fleet"),
                 server_port_base=self.addresses.port("servers"),
+                scenario=self.scenario,
                 topology=self.topology,
                 state_file=self.state_folder / "fleet.json",
                 stream_interval=self.stream_interval,

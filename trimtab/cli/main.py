@@ -3,84 +3,62 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
-from typing import Annotated
 
 import typer
 
-from trimtab import __version__, usage
-from trimtab.cli import (
-    calibrate,
-    chaos,
-    decisions,
-    demo,
-    evaluate,
-    replay,
-    resources,
-    simulate,
-    status,
-    targets,
-    topology,
-    up,
-)
-from trimtab.cli.connect import CommandError, set_endpoints
-from trimtab.cli.output import print_error, print_json
+from trimtab import cli_errors
+from trimtab.cli.endpoints import set_endpoints
+from trimtab.cli.loading import LazyGroup
+
+
+class _Commands(LazyGroup):
+    own = {  # noqa: RUF012 - a table
+        "up": "trimtab.cli.up:up_command",
+        "apply": "trimtab.cli.resources:apply_command",
+        "get": "trimtab.cli.resources:get_command",
+        "delete": "trimtab.cli.resources:delete_command",
+        "pause": "trimtab.cli.resources:pause_command",
+        "resume": "trimtab.cli.resources:resume_command",
+        "status": "trimtab.cli.status:status_command",
+        "decisions": "trimtab.cli.decisions:decisions_command",
+        "explain": "trimtab.cli.decisions:explain_command",
+        "targets": "trimtab.cli.targets:targets_command",
+        "topology": "trimtab.cli.topology:topology_command",
+        "version": "trimtab.cli.version:version_command",
+    }
+
 
 app = typer.Typer(
     name="trimtab",
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-
-def version_command(as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
-    """Versions of Trimtab, Python and gRPC."""
-    versions = {
-        "trimtab": __version__,
-        "python": sys.version.split()[0],
-        "grpcio": metadata.version("grpcio"),
-    }
-    if as_json:
-        print_json(versions)
-    else:
-        print(" ".join(f"{name} {version}" for name, version in versions.items()))
-
-
 app.callback()(set_endpoints)
-app.command("up")(up.up_command)
-app.command("demo")(demo.demo_command)
-app.command("chaos")(chaos.chaos_command)
-app.command("calibrate")(calibrate.calibrate_command)
-app.command("apply")(resources.apply_command)
-app.command("get")(resources.get_command)
-app.command("delete")(resources.delete_command)
-app.command("pause")(resources.pause_command)
-app.command("resume")(resources.resume_command)
-app.command("status")(status.status_command)
-app.command("decisions")(decisions.decisions_command)
-app.command("explain")(decisions.explain_command)
-app.command("targets")(targets.targets_command)
-app.command("topology")(topology.topology_command)
-app.command("replay")(replay.replay_command)
-app.command("evaluate")(evaluate.evaluate_command)
-app.add_typer(simulate.app, name="simulate")
-app.command("version")(version_command)
 
 
 def main() -> None:
     """Runs the command line; never shows a traceback for what the reader can mend."""
     try:
-        status = usage.invoke(app, "trimtab")
-    except CommandError as error:
-        print_error(str(error))
-        status = 1
-    except usage.UsageError as error:
-        print_error(str(error))
-        status = usage.USAGE_STATUS
+        status = cli_errors.invoke(app, "trimtab")
+    except cli_errors.CommandError as error:
+        _print_error(error)
+        status = cli_errors.FAILED_STATUS
+    except cli_errors.UsageError as error:
+        _print_error(error)
+        status = cli_errors.USAGE_STATUS
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     sys.exit(status)
+
+
+def _print_error(error: Exception) -> None:
+    # Rich takes longer to load than a command that does without.
+    from trimtab.cli.output import print_error
+
+    print_error(str(error))
 
 
 if __name__ == "__main__":

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
-from datetime import UTC
-from typing import Any
 
-from google.protobuf import json_format, message, timestamp_pb2
 from rich.console import Console
-
-from trimtab.api.common.v1 import types_pb2
 
 # A pipe has no width of its own: tables stay readable in a log.
 console = Console() if sys.stdout.isatty() else Console(width=160)
 errors = Console(stderr=True)
-MISSING = "–"
-UNSURE = "~"
-"""After a value that is less than ok, where there is no room to say why."""
 ONE_LINE_COLUMNS = 110
 """In narrower terminals a record of a table takes lines of its own."""
 
@@ -36,44 +27,3 @@ def print_notice(text: str) -> None:
 def print_json(document: object) -> None:
     """One JSON document on standard output, without colours or wrapping."""
     print(json.dumps(document, indent=2, ensure_ascii=False))
-
-
-def message_dict(proto: message.Message) -> dict[str, Any]:
-    """Protobuf's JSON mapping with the field names of the proto files and every scalar spelt out."""
-    document: dict[str, Any] = json_format.MessageToDict(
-        proto, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return document
-
-
-def message_dicts(protos: Iterable[message.Message]) -> list[dict[str, Any]]:
-    """`message_dict` of each."""
-    return [message_dict(proto) for proto in protos]
-
-
-def measurement_text(
-    measurement: types_pb2.Measurement, *, digits: int = 1, unit: str = "", brief: bool = False
-) -> str:
-    """A value, with why when it is less than ok (`brief`: a mark alone); a dash when there is none."""
-    if not measurement.HasField("value"):
-        return MISSING
-    text = f"{measurement.value:.{digits}f}{unit}"
-    if measurement.quality == types_pb2.QUALITY_OK:
-        return text
-    if brief:
-        return text + UNSURE
-    if measurement.quality == types_pb2.QUALITY_PARTIAL:
-        return f"{text} ({measurement.reported}/{measurement.expected})"
-    return f"{text} ({short_name(types_pb2.Quality.Name(measurement.quality), 'QUALITY_')})"
-
-
-def short_name(name: str, prefix: str) -> str:
-    """LIFE_CYCLE_ACTIVE → active."""
-    return name.removeprefix(prefix).lower().replace("_", "-")
-
-
-def time_text(stamp: timestamp_pb2.Timestamp) -> str:
-    """Local wall-clock time, to the second."""
-    if not stamp.seconds:
-        return MISSING
-    return stamp.ToDatetime(tzinfo=UTC).astimezone().strftime("%H:%M:%S")

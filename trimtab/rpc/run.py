@@ -49,6 +49,8 @@ class ServiceContext:
     name: str
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    ports: dict[str, int] = field(default_factory=dict)
+    """Ports that the service has bound, by protocol ("grpc", "http"): what a setting of port 0 has become."""
 
     async def pause(self, seconds: float) -> bool:
         """Sleep, at most until the stop; True when the service is to stop."""

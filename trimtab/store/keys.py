@@ -127,12 +127,12 @@ def latest_samples(service: str, role_name: str) -> str:
 
 
 def decisions() -> str:
-    """Stream of Decisions, bounded."""
+    """Stream of Decisions, new ones and new outcomes: news of bounded length, whose records are in the hash."""
     return owned(POLICY_ENGINE, "decisions")
 
 
 def decision_index() -> str:
-    """Hash: decision id → Decision with its outcome; bounded by its writer."""
+    """Hash: decision id → Decision with its outcome, of all subjects; its writer bounds it, by subject."""
     return owned(POLICY_ENGINE, "decision-index")
 
 

@@ -12,7 +12,7 @@ counter that is behind its own token.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import structlog
 
@@ -78,8 +78,57 @@ def suspend_aware_monotonic() -> float:
     return time.monotonic()
 
 
-class Lease:
-    """One candidate's view of one lease.
+class Lease(Protocol):
+    """One candidate's view of one lease, wherever it is kept. `StoreLease` keeps it in Trimtab's store.
+
+    A token is never handed out twice, and rises with every take-over. Calls raise ``StoreUnavailable`` when the place
+    where the lease is kept does not answer.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the lease is for."""
+        ...
+
+    @property
+    def ttl_s(self) -> float:
+        """For how long it is granted at a time."""
+        ...
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease is ours for certain, right now."""
+        ...
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token while the lease is held, else None."""
+        ...
+
+    @property
+    def held_by_other(self) -> bool:
+        """Whether another held it at the last answer."""
+        ...
+
+    def left_s(self) -> float:
+        """Seconds for which the lease is still held; 0 when it is not."""
+        ...
+
+    async def acquire_or_renew(self) -> int | None:
+        """Take the lease when it is free, prolong it when it is ours; the token, or None when it is not held."""
+        ...
+
+    def renew_token(self) -> None:
+        """Nothing is held until the lease has another token: a write under this one may land late."""
+        ...
+
+    async def release(self) -> None:
+        """Give the lease up so that another may take it at once; harmless when it is not held."""
+        ...
+
+
+class StoreLease:
+    """A lease that is kept in the store.
 
     ``name`` is an owner name of ``trimtab.store.keys`` (``keys.POLICY_ENGINE``), ``owner_id`` unique per process
     start: a restarted process must not take itself for the holder of old.
@@ -177,36 +226,6 @@ class Lease:
         self._forget()
         await self._release(keys=[keys.lease(self.name)], args=[self.owner_id])
 
-    async def run(self, stopping: asyncio.Event, *, on_change: Callable[[int | None], None] | None = None) -> None:
-        """Keep trying and renewing, three times per ``ttl_s``, until ``stopping`` is set; then release.
-
-        ``on_change`` is told the token when the lease is acquired, and None when it is lost.
-        """
-        told: int | None = None
-        while True:
-            try:
-                # A store that hangs must not keep us from telling that the lease is over.
-                async with asyncio.timeout(self.left_s() if self.held else None):
-                    await self.acquire_or_renew()
-            except (StoreUnavailable, TimeoutError) as error:
-                log.warning("lease not renewed", lease=self.name, left_s=round(self.left_s(), 3), error=str(error))
-            if self.token != told:
-                told = self.token
-                if on_change is not None:
-                    on_change(told)
-            pause_s = self.ttl_s / 3
-            if self.held:
-                # A loss that falls into the pause is told when it happens.
-                pause_s = min(pause_s, self.left_s())
-            if await stopped_within(stopping, pause_s):
-                break
-        if on_change is not None and told is not None:
-            on_change(None)
-        try:
-            await self.release()
-        except StoreUnavailable as error:
-            log.warning("lease not released, it runs out by itself", lease=self.name, error=str(error))
-
     def _drop(self) -> None:
         if self._token is not None:
             log.warning("lease lost", lease=self.name, owner=self.owner_id, token=self._token)
@@ -215,6 +234,39 @@ class Lease:
     def _forget(self) -> None:
         self._token = None
         self._expires_at = float("-inf")
+
+
+async def keep_lease(
+    lease: Lease, stopping: asyncio.Event, *, on_change: Callable[[int | None], None] | None = None
+) -> None:
+    """Keep trying and renewing, three times per ``ttl_s``, until ``stopping`` is set; then release.
+
+    ``on_change`` is told the token when the lease is acquired, and None when it is lost.
+    """
+    told: int | None = None
+    while True:
+        try:
+            # A store that hangs must not keep us from telling that the lease is over.
+            async with asyncio.timeout(lease.left_s() if lease.held else None):
+                await lease.acquire_or_renew()
+        except (StoreUnavailable, TimeoutError) as error:
+            log.warning("lease not renewed", lease=lease.name, left_s=round(lease.left_s(), 3), error=str(error))
+        if lease.token != told:
+            told = lease.token
+            if on_change is not None:
+                on_change(told)
+        pause_s = lease.ttl_s / 3
+        if lease.held:
+            # A loss that falls into the pause is told when it happens.
+            pause_s = min(pause_s, lease.left_s())
+        if await stopped_within(stopping, pause_s):
+            break
+    if on_change is not None and told is not None:
+        on_change(None)
+    try:
+        await lease.release()
+    except StoreUnavailable as error:
+        log.warning("lease not released, it runs out by itself", lease=lease.name, error=str(error))
 
 
 async def fenced_write(

@@ -74,6 +74,11 @@ class BoundedStream(Generic[M]):
         oldest_ms = max(0, round(oldest_s * 1000))
         return ("XADD", self.key, "MINID", oldest_ms, "*", _FIELD, data)
 
+    async def last_id(self) -> str:
+        """The newest entry's id, whether or not it parses; ``"0"`` when there is none."""
+        found = await self._store.redis.xrevrange(self.key, count=1)
+        return cast("bytes", found[0][0]).decode() if found else "0"
+
     async def read_last(self, count: int) -> list[Entry[M]]:
         """The newest ``count`` entries, oldest of them first."""
         found = await self._store.redis.xrevrange(self.key, count=_bounded(count))

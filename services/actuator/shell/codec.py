@@ -2,17 +2,16 @@
 
 from collections.abc import Iterable
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from actuator.core.admission_placement import GroupRequest, PlacementRequest
+from actuator.core.admission_placement import PlacementRequest
 from actuator.core.admission_pool import PoolRequest
-from actuator.core.ledger import taken_gpus
-from actuator.core.model import Gateway, GroupOutcome, Spec, State
-from actuator.core.world import World
+from actuator.core.model import Gateway, GroupOutcome
+from actuator.core.placement_exchange import group_requests
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.placement import placement_from_proto
 from trimtab.domain.pool import desired_from_proto
+from trimtab.domain.time import from_timestamp
 from trimtab.rpc.validate import Violations
 from trimtab.words import Role
 
@@ -21,23 +20,6 @@ MAX_GPUS_PER_NODE = 64
 MAX_GIVEN_NAME = 512
 
 _ROLES = Role.by_number()
-
-
-def node_table(state: State, world: World) -> pb.NodeTable:
-    """Nodes as columns; a GPU is free when neither a replica, a pool nor the backend claims it."""
-    pool_gpus = {gpu for pool in state.pools.values() for gpu in pool.gpus}
-    taken = taken_gpus(state.replicas, pool_gpus, world)
-    table = pb.NodeTable()
-    for name in sorted(world.nodes):
-        node = world.nodes[name]
-        table.nodes.append(node.node)
-        table.vdcs.append(node.vdc)
-        table.s2s.append(node.s2)
-        table.s1s.append(node.s1)
-        table.gpu_types.append(node.gpu_type)
-        table.gpus.append(node.gpus)
-        table.free_gpu_masks.append(sum(1 << index for index in range(node.gpus) if (node.node, index) not in taken))
-    return table
 
 
 def outcome_to_proto(outcome: GroupOutcome) -> pb.GroupResult:
@@ -115,13 +97,14 @@ def parse_placements(request: pb.ApplyPlacementsRequest, *, cluster: str) -> Pla
     v.bounded_string("request_id", request.request_id, max_length=128, required=False)
     names = [group.group for group in request.groups]
     v.require("groups", len(set(names)) == len(names), "names a group twice")
-    groups = tuple(_group(v, f"groups[{i}]", group, cluster) for i, group in enumerate(request.groups))
+    for i, group in enumerate(request.groups):
+        _check_group(v, f"groups[{i}]", group, cluster)
     _fencing(v, request.fencing, given=request.HasField("fencing"))
     v.raise_if_any()
     return PlacementRequest(
-        groups=groups,
+        groups=group_requests(placement_from_proto(group) for group in request.groups),
         inventory_revision=request.inventory_revision,
-        expire_s=_seconds(request.expire_time) if request.HasField("expire_time") else None,
+        expire_s=from_timestamp(request.expire_time) if request.HasField("expire_time") else None,
         request_id=request.request_id,
         validate_only=request.validate_only,
         writer=request.fencing.writer,
@@ -129,13 +112,16 @@ def parse_placements(request: pb.ApplyPlacementsRequest, *, cluster: str) -> Pla
     )
 
 
-def _group(v: Violations, field: str, group: scheduler_pb2.GroupPlacement, cluster: str) -> GroupRequest:
+def _check_group(v: Violations, field: str, group: scheduler_pb2.GroupPlacement, cluster: str) -> None:
     with v.below(field):
         v.object_name("group", group.group)
         v.identifier("service", group.service)
         v.require("cluster", group.cluster in ("", cluster), f"is another one; this actuator speaks for {cluster}")
         v.bounded_string("decision_id", group.decision_id, max_length=128, required=False)
-        add = []
+        if group.domain_level:
+            v.enum_set("domain_level", group.domain_level, types_pb2.TopologyLevel)
+        if group.subgroup_class:
+            v.enum_set("subgroup_class", group.subgroup_class, scheduler_pb2.SubgroupClass)
         for i, item in enumerate(group.add):
             with v.below(f"add[{i}]"):
                 v.object_name("replica", item.replica)
@@ -143,34 +129,15 @@ def _group(v: Violations, field: str, group: scheduler_pb2.GroupPlacement, clust
                 v.bounded_string("profile", item.profile, required=False)
                 v.bounded_string("gpu_type", item.gpu_type, required=False)
                 v.object_name("node", item.node)
-                add.append(
-                    Spec(
-                        replica=item.replica,
-                        service=group.service,
-                        role=_role(v, "role", item.role),
-                        model=item.model,
-                        profile=item.profile,
-                        node=item.node,
-                        gpu_indices=_gpus(v, "gpu_indices", item.gpu_indices),
-                        gpu_type=item.gpu_type,
-                        group=group.group,
-                        decision_id=group.decision_id,
-                    )
-                )
-        remove = []
+                _role(v, "role", item.role)
+                _gpus(v, "gpu_indices", item.gpu_indices)
         for i, removal in enumerate(group.remove):
             with v.below(f"remove[{i}]"):
                 v.require("count", removal.count > 0, "must be at least 1")
-                remove.append((_role(v, "role", removal.role), int(removal.count)))
-        v.require("add", bool(add or remove), "a group adds or removes something")
-        v.require("remove", len({role for role, _ in remove}) == len(remove), "names a role twice")
-    return GroupRequest(
-        group=group.group,
-        service=group.service,
-        add=tuple(add),
-        remove=tuple(remove),
-        decision_id=group.decision_id,
-    )
+                _role(v, "role", removal.role)
+        v.require("add", bool(group.add or group.remove), "a group adds or removes something")
+        roles = {item.role for item in group.remove}
+        v.require("remove", len(roles) == len(group.remove), "names a role twice")
 
 
 def _role(v: Violations, field: str, value: int) -> Role:
@@ -190,7 +157,3 @@ def _fencing(v: Violations, fencing: types_pb2.Fencing, *, given: bool) -> None:
     if v.require("fencing", given, "is required"):
         v.bounded_string("fencing.writer", fencing.writer, max_length=128)
         v.require("fencing.token", fencing.token > 0, "must be at least 1")
-
-
-def _seconds(stamp: Timestamp) -> float:
-    return stamp.seconds + stamp.nanos / 1e9

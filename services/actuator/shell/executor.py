@@ -9,7 +9,7 @@ import structlog
 from actuator.core.model import ActionKind, Limits
 from actuator.core.world import Action, Outcome
 from actuator.shell.backend import Backend, BackendError
-from actuator.shell.vllm_client import VllmClient, VllmError
+from actuator.shell.engine_client import EngineClient, EngineError
 
 log = structlog.get_logger(__name__)
 
@@ -22,7 +22,7 @@ class Executor:
     def __init__(
         self,
         backend: Backend,
-        client: VllmClient,
+        client: EngineClient,
         limits: Limits,
         on_outcome: Callable[[Outcome], None],
         *,
@@ -100,7 +100,7 @@ class Executor:
             gauges = await self._client.gauges(action.address)
             if await self._client.is_sleeping(action.address) and not gauges.memory_in_use:
                 return _done(action)
-        except VllmError as error:
+        except EngineError as error:
             return _failed(action, str(error), unsettled=True)
         if gauges.in_flight is None:
             return _failed(action, "its in-flight count cannot be read, so it may not be put to sleep")
@@ -114,9 +114,9 @@ class Executor:
                 await self._client.sleep(action.address, level=action.sleep_level, timeout_s=self._limits.sleeping_s)
                 sent = True
                 await self._until_sleeping(action.address, wanted=True)
-        except VllmError as error:
-            permanent = not sent and error.status in (400, 404, 405)
-            return _failed(action, str(error), permanent=permanent, unsettled=sent or error.status is None)
+        except EngineError as error:
+            permanent = not sent and error.unsupported
+            return _failed(action, str(error), permanent=permanent, unsettled=sent or not error.answered)
         except TimeoutError:
             return _failed(action, f"not asleep within {self._limits.sleeping_s:g} s", unsettled=True)
         return _done(action)
@@ -128,8 +128,8 @@ class Executor:
                 await self._client.wake_up(action.address, level=level, timeout_s=self._limits.reactivating_s)
                 await self._until_sleeping(action.address, wanted=False)
                 await self._client.health(action.address)
-        except VllmError as error:
-            return _failed(action, str(error), permanent=error.status in (400, 404, 405))
+        except EngineError as error:
+            return _failed(action, str(error), permanent=error.unsupported)
         except TimeoutError:
             return _failed(action, f"not awake within {self._limits.reactivating_s:g} s")
         return _done(action)
@@ -137,7 +137,7 @@ class Executor:
     async def _canary(self, action: Action) -> Outcome:
         try:
             served = await self._client.canary(action.address, action.model)
-        except VllmError as error:
+        except EngineError as error:
             return _failed(action, str(error))
         return Outcome(kind=action.kind, replica=action.replica, ok=True, served_model=served)
 

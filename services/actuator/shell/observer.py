@@ -12,7 +12,7 @@ import structlog
 from actuator.core.model import Gpu
 from actuator.core.world import GpuMemory, Listed, Node, Sight, World
 from actuator.shell.backend import Backend, BackendError
-from actuator.shell.vllm_client import Gauges, VllmClient, VllmError
+from actuator.shell.engine_client import EngineClient, EngineError, Gauges
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ class Observer:
     def __init__(
         self,
         backend: Backend,
-        client: VllmClient,
+        client: EngineClient,
         *,
         now_s: Callable[[], float],
         interval_s: float,
@@ -173,11 +173,11 @@ class Observer:
                 self.look_soon()
 
 
-async def look(client: VllmClient, address: str, *, now_s: float, misses: int) -> Sight:
+async def look(client: EngineClient, address: str, *, now_s: float, misses: int) -> Sight:
     """Asks one server everything. ``misses`` is how often in a row it had not answered before."""
     try:
         await client.health(address)
-    except VllmError as error:
+    except EngineError as error:
         return Sight(as_of_s=now_s, healthy=False, misses=misses + 1, refused=error.refused, error=str(error))
     error_text = ""
     sleeping: bool | None = None
@@ -185,7 +185,7 @@ async def look(client: VllmClient, address: str, *, now_s: float, misses: int) -
     try:
         sleeping = await client.is_sleeping(address)
         gauges = await client.gauges(address)
-    except VllmError as error:
+    except EngineError as error:
         error_text = str(error)
     return Sight(
         as_of_s=now_s,

@@ -6,6 +6,7 @@ import socket
 
 from actuator.shell.backend import Backend
 from actuator.shell.controller import Controller, ControllerParts
+from actuator.shell.engine_client import EngineClient
 from actuator.shell.executor import Executor
 from actuator.shell.local_backend import LocalBackend
 from actuator.shell.metrics import ActuatorMetrics
@@ -25,7 +26,7 @@ from trimtab.rpc.server import RpcServer
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 from trimtab.store.news import follow_news
 from trimtab.store.registry import EndpointRegistry
 
@@ -44,10 +45,17 @@ def make_backend(settings: ActuatorSettings) -> Backend:
         raise StartupError(str(error)) from error
 
 
+def make_client(settings: ActuatorSettings) -> EngineClient:
+    """The client of the engines that the cluster's servers run."""
+    return VllmClient(probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s)
+
+
 async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
     """Runs until ``context.stopping``; health is SERVING once this process speaks for the cluster."""
     backend = make_backend(settings)
-    client = VllmClient(probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s)
+    client: EngineClient = VllmClient(
+        probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s
+    )
     limits = settings.limits()
     store = await Store.connect(settings.store_url, stopping=context.stopping)
     await store.check_schema()
@@ -72,7 +80,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
         now_s=clock.now_s,
     )
     parts = ControllerParts(
-        lease=Lease(store, keys.actuator(settings.cluster), owner, settings.lease_ttl_s),
+        lease=StoreLease(store, keys.actuator(settings.cluster), owner, settings.lease_ttl_s),
         records=Records(store, settings.cluster),
         observer=observer,
         publisher=publisher,

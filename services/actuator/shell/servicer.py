@@ -8,6 +8,7 @@ from actuator.core.admission_pool import apply_pool_state
 from actuator.core.cancelling import cancel_operation
 from actuator.core.fencing import Refused
 from actuator.core.model import Limits, Operation, State
+from actuator.core.placement_exchange import node_columns
 from actuator.core.world import World
 from actuator.shell import codec
 from actuator.shell.controller import Controller
@@ -16,6 +17,7 @@ from actuator.shell.publisher import Publisher
 from actuator.shell.routing import StreamRouting
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
+from trimtab.domain.inventory import columns_to_proto
 from trimtab.rpc.errors import FailedPrecondition, NotFound, Unavailable
 from trimtab.rpc.validate import Violations
 
@@ -86,7 +88,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         """Packed columns of what new scaled replicas may take."""
         state = self._controller.state
         return pb.ListNodesResponse(
-            nodes=codec.node_table(state, self._controller.world()),
+            nodes=columns_to_proto(node_columns(state, self._controller.world())),
             cluster=self._cluster,
             inventory_revision=state.meta.inventory_revision,
         )

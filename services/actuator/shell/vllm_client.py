@@ -8,11 +8,11 @@ gauges are frozen while asleep. ``mode`` is a newer parameter of ``/sleep``: a r
 
 import math
 import re
-from dataclasses import dataclass
 
 import aiohttp
 
 from actuator.core.waking import LEVEL_WITHOUT_WEIGHTS
+from actuator.shell.engine_client import EngineError, Gauges
 
 MAX_PAGE_BYTES = 4 * 2**20
 _NAMES = (
@@ -31,27 +31,16 @@ _SAMPLE = re.compile(
 _LEVELS = {'sleep_state="weights_offloaded"': 1, 'sleep_state="discard_all"': 2}
 
 
-class VllmError(Exception):
-    """A call failed. ``refused``: nothing listens there. ``status``: the HTTP status, when there was an answer."""
+# Statuses by which a server says that it does not know a route, or what is asked of it.
+_UNSUPPORTED = frozenset({400, 404, 405})
+
+
+class VllmError(EngineError):
+    """A call failed. ``status``: the HTTP status, when there was an answer."""
 
     def __init__(self, message: str, *, refused: bool = False, status: int | None = None) -> None:
-        super().__init__(message)
-        self.refused = refused
+        super().__init__(message, refused=refused, answered=status is not None, unsupported=status in _UNSUPPORTED)
         self.status = status
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gauges:
-    """What a page of metrics says; None for what it does not say."""
-
-    in_flight: int | None
-    # engine_sleep_state{sleep_state="awake"}: memory is in use.
-    memory_in_use: bool | None
-    # Waiting requests alone; the highest share of KV cache in use of any engine.
-    waiting: int | None = None
-    kv_usage: float | None = None
-    # At which level it sleeps by its own word; None when it does not say, or is awake.
-    sleep_level: int | None = None
 
 
 def parse_gauges(page: str) -> Gauges:
@@ -89,7 +78,7 @@ def _whole(value: float) -> int | None:
 
 
 class VllmClient:
-    """Talks to any number of servers."""
+    """The `EngineClient` of vLLM servers."""
 
     def __init__(self, *, probe_timeout_s: float, canary_timeout_s: float) -> None:
         self._probe_timeout_s = probe_timeout_s

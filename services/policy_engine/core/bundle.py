@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from policy_engine.core.arena import Arena, MemberState, Plan, ReplicaFacts
 from policy_engine.core.donors import Terms, predicted
-from policy_engine.core.sources import Log, source
+from policy_engine.core.sources import source
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.words import LifeCycle
 
@@ -28,7 +28,7 @@ def bundled(arena: Arena, receiver: MemberState, plan: Plan, next_terms: NextTer
         terms = next_terms(world, world.member(receiver.key))
         if terms is None:
             break
-        found = source(world, world.member(receiver.key), Log(), terms)
+        found = source(world, world.member(receiver.key), terms).plan
         if found is None or found.cold_starts:
             break
         plan, step = _joined(plan, found), found

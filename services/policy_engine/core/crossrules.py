@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from policy_engine.core.overlay import OverlayError, first_awake, make_overlay, member_key
 from policy_engine.core.units import unit_bounds
 from trimtab.config.resources import FieldViolation, Pool, ServicePolicy
+from trimtab.config.specs import PolicyKind
 
 
 def check_policy(
@@ -19,7 +20,7 @@ def check_policy(
     """What is wrong with applying `policy` beside `pools` and the other `policies`."""
     found: list[FieldViolation] = []
     bounds = unit_bounds(policy.spec)
-    if policy.spec.proportional is not None and bounds.empty:
+    if policy.spec.kind == PolicyKind.SCALED and bounds.empty:
         found.append(
             FieldViolation(
                 field="spec.roles",
@@ -28,7 +29,7 @@ def check_policy(
             )
         )
     homes = [pool for pool in pools if any(member.service == policy.name for member in pool.spec.members)]
-    if homes and policy.spec.proportional is not None:
+    if homes and policy.spec.kind == PolicyKind.SCALED:
         description = f"{policy.name} is a member of pool {homes[0].name}: a role is scaled or pooled, never both"
         found.append(FieldViolation(field="spec.proportional", description=description))
     previous = policies.get(policy.name)
@@ -42,7 +43,7 @@ def check_policy(
                 field="spec", description=f"pool {pool.name} would not hold it: {fault.field}: {fault.description}"
             )
             for fault in faults
-            if policy.spec.proportional is None
+            if policy.spec.kind != PolicyKind.SCALED
         ]
     return found
 
@@ -106,7 +107,7 @@ def _members(pool: Pool, others: Sequence[Pool], policies: Mapping[str, ServiceP
         if policy.spec.role(member.role) is None:
             description = f"{member.service} has no role {member.role.value}"
             found.append(FieldViolation(field=f"{field}.role", description=description))
-        if policy.spec.proportional is not None:
+        if policy.spec.kind == PolicyKind.SCALED:
             description = f"{member.service} is scaled by its ServicePolicy: a role is scaled or pooled, never both"
             found.append(FieldViolation(field=f"{field}.service", description=description))
         elif policy.spec.share_profile(member.role) is None:

@@ -16,9 +16,9 @@ from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.draft import Draft, ReplicaChange
 from policy_engine.core.pool import PoolInput, decide_pool
 from policy_engine.core.scaled import ScaledInput, decide_scaled
-from policy_engine.core.signals import Signal
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
+from trimtab.domain.measurement import measurement_to_proto
 from trimtab.words import Role
 
 CoreInput = ScaledInput | PoolInput | BirthInput
@@ -98,7 +98,7 @@ def assemble(draft: Draft, given: CoreInput, header: RecordHeader) -> decision_p
     )
     record.decide_time.FromNanoseconds(header.decide_time_ns)
     for item in draft.inputs:
-        record.inputs.add(name=item.name, unit=item.unit, measurement=measurement(item.signal))
+        record.inputs.add(name=item.name, unit=item.unit, measurement=measurement_to_proto(item.signal))
     for clamp in draft.clamps:
         record.clamps.add(
             kind=decision_pb2.ClampKind.Value(f"CLAMP_KIND_{clamp.kind.value}"),
@@ -131,19 +131,6 @@ def _replica_change(item: ReplicaChange) -> decision_pb2.ReplicaChange:
 def role_value(role: Role) -> types_pb2.Role.ValueType:
     """A role on the wire."""
     return types_pb2.Role.Value(f"ROLE_{role.value.upper().replace('-', '_')}")
-
-
-def measurement(signal: Signal) -> types_pb2.Measurement:
-    """A signal on the wire."""
-    found = types_pb2.Measurement(
-        quality=types_pb2.Quality.Value(f"QUALITY_{signal.quality.value.upper()}"),
-        reported=signal.reported,
-        expected=signal.expected,
-        detail=signal.detail,
-    )
-    if signal.value is not None:
-        found.value = signal.value
-    return found
 
 
 def replay(record: decision_pb2.Decision) -> decision_pb2.Decision:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import Signal
 from policy_engine.core.vocabulary import Candidate, Clamp, ClampKind, DecisionKind, Rule
+from trimtab.domain.measurement import Measurement
 from trimtab.words import Role
 
 HOLD_MEMORY_S = 60.0
@@ -21,7 +21,7 @@ class NamedSignal:
 
     name: str
     unit: str
-    signal: Signal
+    signal: Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal, missing, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.specs import GuardLimit, Guards
+from trimtab.domain.measurement import NEVER_READ, Measurement, missing, ok
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class QueueMemory:
     growth_rps: float | None = None
 
     @property
-    def growth(self) -> Signal:
+    def growth(self) -> Measurement:
         """The growth as a signal; a queue that shrinks does not grow."""
         return NEVER_READ if self.growth_rps is None else ok(max(0.0, self.growth_rps))
 
@@ -49,7 +50,7 @@ def remember_queue(memory: QueueMemory, view: RoleSignals, front: FrontDoor, *, 
     return QueueMemory(queued, end_s, (queued - memory.queued) / (end_s - memory.window_end_s))
 
 
-def lost_ratio(*, awake: int, lost: int) -> Signal:
+def lost_ratio(*, awake: int, lost: int) -> Measurement:
     """The share of a member's awake replicas that do not serve."""
     return ok(lost / awake) if awake > 0 else missing("none is awake")
 
@@ -58,13 +59,13 @@ def check_guards(
     guards: Guards | None,
     view: RoleSignals,
     *,
-    queue_growth: Signal = NEVER_READ,
-    lost: Signal = NEVER_READ,
+    queue_growth: Measurement = NEVER_READ,
+    lost: Measurement = NEVER_READ,
 ) -> GuardState:
     """A signal that cannot be used passes no limit: whether it may make a donor is for its quality to say."""
     if guards is None:
         return GuardState()
-    checks: tuple[tuple[str, GuardLimit | None, Signal, str], ...] = (
+    checks: tuple[tuple[str, GuardLimit | None, Measurement, str], ...] = (
         ("TTFT p95", guards.ttft_p95_s, view.ttft_p95_s, " s"),
         ("TPOT p95", guards.tpot_p95_s, view.tpot_p95_s, " s"),
         ("KV usage", guards.kv_usage_ratio, view.kv_usage_ratio, ""),

@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.considered import Considered
 from policy_engine.core.donors import Terms
 from policy_engine.core.predict import speed
-from policy_engine.core.sources import Log, source
+from policy_engine.core.sources import source
 
 # Who moved a moment ago is still seen as it was before.
 SETTLED_AFTER_S = 6.0
@@ -45,24 +46,28 @@ def burden(member: MemberState, replicas: int) -> float:
     return member.weight * load.request_rps * (latency_s * slower) ** 3
 
 
-def quicker(arena: Arena, log: Log) -> Quicker | None:
-    """The move that lowers the burden most, if it does so by the rule's share; None without one."""
+def quicker(arena: Arena) -> tuple[Quicker | None, tuple[Considered, ...]]:
+    """The move that lowers the burden most, if it does so by the rule's share; None without one. And what was
+    considered for it."""
     rule = arena.rules.load
     total = sum(burden(member, arena.awake_count(member.key)) for member in arena.members)
     if rule.latency_gain <= 0 or not 0 < total < float("inf"):
-        return None
+        return None, ()
     best: Quicker | None = None
+    considered: list[Considered] = []
     for member in sorted(arena.members, key=lambda item: item.key):
         rho = member.rho_by(steady=True)
         if rho is None or rho <= rule.level_above or not _settled(member):
             continue
-        plan = source(arena, member, log, Terms(member.key, 0.0, rule.donor_below, steady=True))
+        sought = source(arena, member, Terms(member.key, 0.0, rule.donor_below, steady=True))
+        considered += sought.considered
+        plan = sought.plan
         if plan is None or plan.cold_starts or not _donors_may(arena, plan):
             continue
         gain = _gain(arena, plan) / total
         if gain >= rule.latency_gain and (best is None or gain > best.gain):
             best = Quicker(member, plan, gain)
-    return best
+    return best, tuple(considered)
 
 
 def _settled(member: MemberState) -> bool:

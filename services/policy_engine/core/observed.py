@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from policy_engine.core.signals import NEVER_READ, FrontDoor, RoleSignals, Signal, missing
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.api.collector.v1 import collector_pb2
-from trimtab.api.common.v1 import types_pb2
-from trimtab.words import Quality, Role
+from trimtab.domain.measurement import NEVER_READ, Measurement, measurement_from_proto
+from trimtab.words import Role
 
 ROLE_SIGNALS: Mapping[str, collector_pb2.Signal.ValueType] = {
     "prefill_tps": collector_pb2.SIGNAL_PREFILL_TPS,
@@ -30,30 +29,14 @@ ROLE_LATENCIES: Mapping[str, collector_pb2.Latency.ValueType] = {
 """Fields of `RoleSignals` → the latencies whose 95th percentiles they are."""
 
 
-def signal_of(measurement: types_pb2.Measurement) -> Signal:
-    """A measurement from the wire; one without a value, or with a value that is none, is missing."""
-    try:
-        quality = Quality.from_number(measurement.quality)
-    except ValueError:
-        return missing("a quality that this version does not know")
-    value = measurement.value if measurement.HasField("value") else None
-    if value is not None and not (math.isfinite(value) and value >= 0):
-        return missing("not a finite number")
-    if value is None and quality in (Quality.OK, Quality.PARTIAL, Quality.RESET):
-        quality = Quality.MISSING
-    if quality == Quality.MISSING:
-        value = None
-    return Signal(value, quality, measurement.reported, measurement.expected, measurement.detail)
-
-
-def _signals(observation: collector_pb2.RoleObservation) -> dict[int, Signal]:
-    return {item.signal: signal_of(item.measurement) for item in observation.signals}
+def _signals(observation: collector_pb2.RoleObservation) -> dict[int, Measurement]:
+    return {item.signal: measurement_from_proto(item.measurement) for item in observation.signals}
 
 
 def role_signals(role: Role, observation: collector_pb2.RoleObservation) -> RoleSignals:
     """One role's observation."""
     signals = _signals(observation)
-    latencies = {item.latency: signal_of(item.p95_s) for item in observation.latencies}
+    latencies = {item.latency: measurement_from_proto(item.p95_s) for item in observation.latencies}
     return RoleSignals(
         role=role,
         window_end_s=observation.window_end.ToMicroseconds() / 1e6,

@@ -15,7 +15,7 @@ from policy_engine.core.members import MemberMemory, Picture, look_at_members, n
 from policy_engine.core.overlay import Gpu, OverlayReplica, adopt_awake
 from policy_engine.core.reports import MemberReport, count_changes, pool_inputs
 from policy_engine.core.signals import FrontDoor, RoleSignals
-from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, MemberKey, Rule
+from policy_engine.core.vocabulary import VOLUNTARY, Clamp, ClampKind, DecisionKind, MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.words import LifeCycle
 
@@ -235,13 +235,13 @@ def _continued(given: PoolInput, state: PoolState, verdict: Verdict, *, more: bo
 
 
 def _preempts(operations: tuple[UnderWay, ...], members: tuple[MemberState, ...]) -> tuple[str, str] | None:
-    """The rebalance that gives way to a hard-guard breach of somebody else's, and why; nothing else is interrupted."""
+    """The voluntary move that gives way to a hard-guard breach of another member's, and why; others go on."""
     receivers = {key for item in operations for key in item.receivers}
     for member in members:
         if not member.guard.hard or not member.share.demand or member.key in receivers:
             continue
         for item in operations:
-            if item.rule == Rule.REBALANCE:
+            if item.rule in VOLUNTARY:
                 return item.operation, f"{member.key}: {member.guard.hard}"
     return None
 
@@ -251,15 +251,15 @@ def _suffers(
 ) -> tuple[str, str] | None:
     """The transition whose donor passes a guard while its replica still drains: that one is given back.
 
-    A rebalance ends at the limit that would have vetoed the donor. Of a rescue the receiver is worse off, so there it
-    takes the donor's hard limit. Queues and KV caches are judged by the actuator, at each of its looks.
+    A voluntary move ends at the limit that would have vetoed the donor. Of a rescue the receiver is worse off, so there
+    it takes the donor's hard limit. Queues and KV caches are judged by the actuator, at each of its looks.
     """
     draining = {item.replica for item in given.replicas if item.life_cycle == LifeCycle.DRAINING}
     for item in operations:
         if draining.isdisjoint(item.replicas):
             continue
         for member in members:
-            broken = member.guard.soft if item.rule == Rule.REBALANCE else member.guard.hard
+            broken = member.guard.soft if item.rule in VOLUNTARY else member.guard.hard
             if broken and member.key in item.donors and member.share.demand:
                 return item.operation, f"{member.key}, which gives: {broken}"
     return None

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import UnitShape, ceil_units
 from policy_engine.core.vocabulary import Clamp, ClampKind, Rule
 from trimtab.config.specs import LatencyBrake, Proportional, ServicePolicySpec
+from trimtab.domain.measurement import Measurement, missing
 from trimtab.words import Quality, Role
 
 SEVERE_FACTOR = 1.2
 MODERATE_FACTOR = 1.1
 DEMAND_EPSILON = 1e-6
+# Roles that report the tokens of each metric.
+_COUNTED: dict[str, tuple[Role, ...]] = {
+    "decode-tps": (Role.COLOCATED, Role.DECODE),
+    "prefill-tps": (Role.COLOCATED, Role.PREFILL, Role.PREFILL_ATTENTION),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +74,15 @@ class Recommendation:
 
 
 def metric_role(spec: ServicePolicySpec, proportional: Proportional) -> Role:
-    """The role whose tokens are counted."""
-    if spec.role(Role.COLOCATED) is not None:
-        return Role.COLOCATED
-    return Role.DECODE if proportional.metric == "decode-tps" else Role.PREFILL
+    """The service's role whose tokens are counted. Raises ValueError when it has none."""
+    counted = _COUNTED[proportional.metric]
+    found = next((item.role for item in spec.roles if item.role in counted), None)
+    if found is None:
+        raise ValueError(f"{proportional.metric} needs one of the roles {', '.join(counted)}")
+    return found
 
 
-def metric_signal(proportional: Proportional, view: RoleSignals) -> Signal:
+def metric_signal(proportional: Proportional, view: RoleSignals) -> Measurement:
     """The linear metric itself."""
     return view.decode_tps if proportional.metric == "decode-tps" else view.prefill_tps
 
@@ -160,7 +168,7 @@ def _kept_from_zero(units: int, demand: Demand) -> tuple[int, tuple[Clamp, ...]]
     return 0, ()
 
 
-def worst(signals: tuple[Signal, ...]) -> Signal:
+def worst(signals: tuple[Measurement, ...]) -> Measurement:
     """The largest usable value, or a missing one."""
     usable = [signal for signal in signals if signal.usable]
     return max(usable, key=lambda signal: signal.number(0.0)) if usable else missing("no samples")

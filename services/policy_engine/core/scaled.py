@@ -22,7 +22,7 @@ from policy_engine.core.stabilise import History, bound, remember, stabilise
 from policy_engine.core.units import RoleCounts, UnitBounds, UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
-from trimtab.config.specs import Proportional
+from trimtab.config.specs import PolicyKind, Proportional
 from trimtab.words import Role
 
 
@@ -89,18 +89,17 @@ class _Tick:
 
 def decide_scaled(given: ScaledInput) -> ScaledResult:
     """One tick of one scaled service."""
-    proportional = given.policy.spec.proportional
-    if proportional is None:
+    if given.policy.spec.kind != PolicyKind.SCALED:
         return ScaledResult(given.state, None, "no proportional policy and in no pool")
     if given.state.desired is None:
         return _initial(given)
-    tick = _observe(given, proportional, given.state.desired)
+    tick = _observe(given, given.state.desired)
     if given.policy.metadata.paused or given.unreachable:
         return _held(given, tick)
     recommendation, history = _recommend(given, tick)
     stable, clamps = stabilise(
         recommendation,
-        proportional=proportional,
+        proportional=tick.proportional,
         history=history,
         base_units=tick.base_units,
         now_s=given.now_s,
@@ -118,20 +117,19 @@ def _rule(recommended: Rule, base: int, stable: int, bounded: int) -> Rule:
     return recommended if (stable > base) == (bounded > base) and stable != base else Rule.BOUNDS
 
 
-def _observe(given: ScaledInput, proportional: Proportional, desired: RoleCounts) -> _Tick:
+def _observe(given: ScaledInput, desired: RoleCounts) -> _Tick:
     spec = given.policy.spec
     shape = shape_of(spec)
     views = tuple(fresh_role(view, now_s=given.now_s, staleness_s=spec.staleness_s) for view in given.views)
     front = fresh_front_door(given.front, now_s=given.now_s, staleness_s=spec.staleness_s)
     ready = {item.role: item.ready for item in given.replicas}
-    unit_role = Role.DECODE if Role.DECODE in shape.roles else Role.COLOCATED
     return _Tick(
-        proportional=proportional,
+        proportional=spec.scaling,
         shape=shape,
         bounds=unit_bounds(spec),
         desired=desired,
-        base_units=ceil_units(shape.units_of(unit_role, dict(desired).get(unit_role, 0))),
-        ready_units=shape.units_of(unit_role, ready.get(unit_role, 0)),
+        base_units=ceil_units(shape.units_of(shape.lead, dict(desired).get(shape.lead, 0))),
+        ready_units=shape.units_of(shape.lead, ready.get(shape.lead, 0)),
         views=views,
         front=front,
         demand=demand_of(views, front),

@@ -1,6 +1,6 @@
 """Where a receiver's capacity comes from: idle GPUs, its own held replicas, or the gentlest release that makes room.
 
-Every pair that is looked at goes into the log, taken or left, and why.
+The result holds every source that was considered and left, with the reason.
 """
 
 from __future__ import annotations
@@ -9,37 +9,18 @@ import functools
 from dataclasses import dataclass, replace
 
 from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.considered import Considered
 from policy_engine.core.donors import Judgement, Terms, judge, predicted
 from policy_engine.core.overlay import OverlayReplica
-from policy_engine.core.vocabulary import Candidate, Clamp, ClampKind, MemberKey, Region
-
-MAX_CANDIDATES = 64
+from policy_engine.core.vocabulary import ClampKind, MemberKey, Region
 
 
-class Log:
-    """Collects the pairs that were looked at, each once, and the clamps of those that were left."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """The plan that was found, None without one, and the sources that were considered for it."""
 
-    def __init__(self) -> None:
-        self._candidates: dict[tuple[str, str], Candidate] = {}
-        self.clamps: dict[ClampKind, Clamp] = {}
-
-    def left(self, receiver: MemberState, donor: str, reason: str, kind: ClampKind | None, awake: int) -> None:
-        """A pair that was not taken; `donor` is empty for idle GPUs."""
-        key = (str(receiver.key), donor)
-        if key not in self._candidates and len(self._candidates) < MAX_CANDIDATES:
-            self._candidates[key] = Candidate(str(receiver.key), donor, False, reason)
-        if kind is not None and kind not in self.clamps:
-            where = f"{donor}: " if donor else ""
-            self.clamps[kind] = Clamp(kind, float(awake + 1), float(awake), f"{receiver.key}: {where}{reason}")
-
-    def taken(self, receiver: MemberKey, donor: str, reason: str) -> None:
-        """The pair that was taken."""
-        self._candidates[(str(receiver), donor)] = Candidate(str(receiver), donor, True, reason)
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """All of them, in the order that they were looked at."""
-        return tuple(self._candidates.values())
+    plan: Plan | None = None
+    considered: tuple[Considered, ...] = ()
 
 
 def pressure(member: MemberState) -> float:
@@ -60,20 +41,21 @@ def _inverse(z: float | None) -> float:
     return 1.0 / z if z > 0 else float("inf")
 
 
-def source(arena: Arena, receiver: MemberState, log: Log, terms: Terms) -> Plan | None:
+def source(arena: Arena, receiver: MemberState, terms: Terms) -> Sought:
     """Idle GPUs, then own held replicas, then a donor's release; what a release frees beside is given too."""
     awake = arena.awake_count(receiver.key)
     if receiver.shut:
-        log.left(receiver, "", receiver.shut, None, awake)
-        return None
+        return Sought(considered=(Considered(receiver=receiver.key, reason=receiver.shut, awake=awake),))
     if awake >= receiver.ceiling:
-        log.left(receiver, "", f"is at its ceiling of {receiver.ceiling}", ClampKind.MAX_REPLICAS, awake)
-        return None
+        reason = f"is at its ceiling of {receiver.ceiling}"
+        full = Considered(receiver=receiver.key, reason=reason, clamp=ClampKind.MAX_REPLICAS, awake=awake)
+        return Sought(considered=(full,))
     without_donor = arena.idle_plan(receiver) or arena.held_plan(receiver)
     if without_donor is not None:
-        return without_donor
-    log.left(receiver, "", arena.why_no_idle(receiver), None, awake)
-    return _donor_plan(arena, receiver, log, terms)
+        return Sought(plan=without_donor)
+    no_idle = Considered(receiver=receiver.key, reason=arena.why_no_idle(receiver), awake=awake)
+    found = _donor_plan(arena, receiver, terms)
+    return replace(found, considered=(no_idle, *found.considered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +66,7 @@ class _Fit:
     plan: Plan
 
 
-def _donor_plan(arena: Arena, receiver: MemberState, log: Log, terms: Terms) -> Plan | None:
+def _donor_plan(arena: Arena, receiver: MemberState, terms: Terms) -> Sought:
     """The gentlest release that makes room.
 
     That is: no server has to start up first, donors that are well off, no GPU freed in vain, donors least pressed
@@ -92,16 +74,18 @@ def _donor_plan(arena: Arena, receiver: MemberState, log: Log, terms: Terms) -> 
     """
     fit: list[_Fit] = []
     obstructed: list[Plan] = []
-    awake = arena.awake_count(receiver.key)
-    verdict_on = functools.cache(lambda key, released: judge(arena, key, released, terms))
+    left: list[Considered] = []
+    key, awake = receiver.key, arena.awake_count(receiver.key)
+    verdict_on = functools.cache(lambda donor, released: judge(arena, donor, released, terms))
     for plan in arena.donor_plans(receiver):
         if plan.obstacle:
             obstructed.append(plan)
             continue
-        judged = [(key, verdict_on(key, released)) for key, released in plan.released_by_member]
-        refused = next(((key, found) for key, found in judged if found.reason), None)
+        judged = [(donor, verdict_on(donor, released)) for donor, released in plan.released_by_member]
+        refused = next(((donor, found) for donor, found in judged if found.reason), None)
         if refused is not None:
-            log.left(receiver, str(refused[0]), refused[1].reason, refused[1].clamp, awake)
+            donor, why = str(refused[0]), refused[1]
+            left.append(Considered(receiver=key, donor=donor, reason=why.reason, clamp=why.clamp, awake=awake))
             continue
         full = replace(_filled(arena, plan, receiver), words=_outlook(arena, receiver, plan, judged))
         fit.append(_Fit(_rank(arena, full, judged), full))
@@ -109,10 +93,9 @@ def _donor_plan(arena: Arena, receiver: MemberState, log: Log, terms: Terms) -> 
     for item in fit[1:]:
         if item.plan.donor_words != fit[0].plan.donor_words:
             reason = item.plan.remark or "another donor is the gentler one"
-            log.left(receiver, item.plan.donor_words, reason, None, awake)
-    for plan in obstructed:
-        log.left(receiver, plan.donor_words, plan.obstacle, None, awake)
-    return fit[0].plan if fit else None
+            left.append(Considered(receiver=key, donor=item.plan.donor_words, reason=reason, awake=awake))
+    left += (Considered(receiver=key, donor=plan.donor_words, reason=plan.obstacle, awake=awake) for plan in obstructed)
+    return Sought(plan=fit[0].plan if fit else None, considered=tuple(left))
 
 
 def _rank(

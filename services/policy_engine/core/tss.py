@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import Region
 from trimtab.config.specs import Slo, TokenServiceShare
+from trimtab.domain.measurement import Measurement
 from trimtab.words import Quality, Role
 
 NOTHING_WAITING = 1e-3
@@ -131,7 +132,7 @@ def share_of(
     return share, ShareState(smoothed, region, view.window_end_s)
 
 
-def _needed(view: RoleSignals) -> tuple[Signal, ...]:
+def _needed(view: RoleSignals) -> tuple[Measurement, ...]:
     """The signals without which a role has no share: a stage of a disaggregated service counts its own tokens."""
     tokens = {Role.PREFILL: (view.prefill_tps,), Role.DECODE: (view.decode_tps,)}
     return (*tokens.get(view.role, (view.prefill_tps, view.decode_tps)), view.running, view.waiting)
@@ -156,14 +157,14 @@ def _idle(
     return share, ShareState(previous.smoothed_tps, Region.SURPLUS, view.window_end_s)
 
 
-def _with_unread(raw: float, signal: Signal, theta_tps: float) -> float:
+def _with_unread(raw: float, signal: Measurement, theta_tps: float) -> float:
     """Replicas that could not be read are counted at their target, which for a share is θ."""
     if not signal.unread_replicas:
         return raw
     return (raw * signal.reported + theta_tps * signal.unread_replicas) / signal.expected
 
 
-def _said(view: RoleSignals, unread: Signal) -> str:
+def _said(view: RoleSignals, unread: Measurement) -> str:
     for name in ("prefill_tps", "decode_tps", "running", "waiting"):
         if getattr(view, name) is unread:
             return f"{name} is {unread.said()}"

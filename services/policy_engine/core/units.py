@@ -1,18 +1,21 @@
 """Units: the one number that every stage before `coordinate` acts on, and its exchange with role counts.
 
+A shape says for any roles how many replicas of each belong together:
+
 - a colocated service: one unit is one replica;
-- a strict P/D ratio p:d: one unit is p prefill and d decode replicas;
-- a plain P/D ratio: one unit is one decode replica, and prefill = ceil(decode · p/d).
+- a strict shape, such as the P/D ratio p:d: one unit is p prefill and d decode replicas;
+- a plain one: one unit is one decode replica, and prefill = ceil(decode · p/d), likewise each of two prefill roles.
 
 Role bounds become unit bounds here, so that nothing later can break a ratio.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor
 
-from trimtab.config.specs import Ratio, ServicePolicySpec
+from trimtab.config.specs import ServicePolicySpec
 from trimtab.words import Role
 
 RoleCounts = tuple[tuple[Role, int], ...]
@@ -26,33 +29,32 @@ def ceil_units(value: float) -> int:
     return max(0, ceil(value - _EPSILON * max(1.0, abs(value))))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitShape:
-    """How units turn into replicas of `roles` for one service."""
+    """How units turn into replicas of each role for one service.
 
-    roles: tuple[Role, ...]
-    ratio: Ratio | None
+    `parts` are the replicas of each role that belong together, in the order of the policy's roles. A `strict` unit is
+    all of them. Else a unit is one replica of the role `lead`, and the others follow it, rounded up.
+    """
+
+    parts: Mapping[Role, int]
+    lead: Role
+    strict: bool = False
 
     def counts(self, units: int) -> RoleCounts:
         """Replicas of each role for `units` whole units."""
-        return tuple((role, self._of(role, units)) for role in self.roles)
+        return tuple((role, self._of(role, units)) for role in self.parts)
 
     def units_of(self, role: Role, replicas: float) -> float:
         """How many units `replicas` of one role amount to, before rounding."""
-        if self.ratio is None:
-            return replicas
-        if self.ratio.strict:
-            return replicas / (self.ratio.prefill if role == Role.PREFILL else self.ratio.decode)
-        return replicas if role == Role.DECODE else replicas * self.ratio.decode / self.ratio.prefill
+        if self.strict:
+            return replicas / self.parts[role]
+        return replicas if role == self.lead else replicas * self.parts[self.lead] / self.parts[role]
 
     def _of(self, role: Role, units: int) -> int:
-        if self.ratio is None:
-            return units
-        if self.ratio.strict:
-            return units * (self.ratio.prefill if role == Role.PREFILL else self.ratio.decode)
-        if role == Role.DECODE:
-            return units
-        return -(-units * self.ratio.prefill // self.ratio.decode)
+        if self.strict:
+            return units * self.parts[role]
+        return units if role == self.lead else -(-units * self.parts[role] // self.parts[self.lead])
 
     def least_units(self, role: Role, replicas: int) -> int:
         """The fewest units with at least `replicas` of `role`."""
@@ -70,8 +72,11 @@ class UnitShape:
 
 
 def shape_of(spec: ServicePolicySpec) -> UnitShape:
-    """The unit shape of a scaled service."""
-    return UnitShape(roles=tuple(item.role for item in spec.roles), ratio=spec.ratio)
+    """The unit shape of a service, led by its decode role; without a ratio every role has as many replicas."""
+    roles = [item.role for item in spec.roles]
+    parts = dict.fromkeys(roles, 1) if spec.ratio is None else {role: spec.ratio.parts[role] for role in roles}
+    lead = Role.DECODE if Role.DECODE in parts else roles[0]
+    return UnitShape(parts=parts, lead=lead, strict=spec.ratio is not None and spec.ratio.strict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,10 @@ class Rule(StrEnum):
     LEVEL_LATENCY = "LEVEL_LATENCY"
 
 
+VOLUNTARY = frozenset({Rule.REBALANCE, Rule.LEVEL_LOAD, Rule.LEVEL_LATENCY})
+"""Rules that take from a donor while no rescue asks for it: their transitions give way to one that does."""
+
+
 class ClampKind(StrEnum):
     """What changed, or forbade, the number that a rule wanted."""
 

@@ -14,6 +14,7 @@ from trimtab.rpc.server import RpcServer
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import StoreUnavailable
+from trimtab.store.lease import keep_lease
 from trimtab.store.news import follow_news
 
 log = structlog.get_logger(__name__)
@@ -41,7 +42,7 @@ async def serve(settings: EngineSettings, context: ServiceContext) -> None:
         await run_until_stopped(
             context,
             engine.clock.run(context.stopping),
-            engine.lease.run(context.stopping, on_change=engine.lease_changed),
+            keep_lease(engine.lease, context.stopping, on_change=engine.lease_changed),
             engine.fleet.run(context.stopping),
             follow_news(store, keys.windows_written(), engine.windows_written, stopping=context.stopping),
             engine.log.run(),

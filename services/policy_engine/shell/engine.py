@@ -14,6 +14,7 @@ import uuid
 
 import structlog
 
+from policy_engine.core.retention import RetentionLimits
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.catalog import Catalog, Snapshot
 from policy_engine.shell.links import Fleet
@@ -27,13 +28,14 @@ from policy_engine.shell.scaled import ScaledRunner
 from policy_engine.shell.settings import EngineSettings
 from policy_engine.shell.turn import Turn, Writer
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.specs import PolicyKind
 from trimtab.rpc.clients import ClientTls
 from trimtab.rpc.run import ServiceContext
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
-from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.lease import Lease, StoreLease, fenced_write
 
 log = structlog.get_logger(__name__)
 
@@ -53,8 +55,15 @@ class Engine:
         self.context = context
         self.store = store
         self.clock = StoreClock(store)
-        self.lease = Lease(store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
-        self.log = DecisionLog(store, kept=settings.decisions_kept, stopping=context.stopping, now=self.clock.now_s)
+        self.lease: Lease = StoreLease(
+            store, keys.POLICY_ENGINE, f"{context.name}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s
+        )
+        self.log = DecisionLog(
+            store,
+            limits=RetentionLimits(per_subject=settings.decisions_kept, in_all=settings.decisions_kept_in_all),
+            stopping=context.stopping,
+            now=self.clock.now_s,
+        )
         self.catalog = Catalog(store)
         # What a turn has been waiting for makes the next one come at once: new windows, the end of an operation, which
         # frees its pool for the next transition, the lease, an actuator that answers.
@@ -161,6 +170,7 @@ class Engine:
             await self._load(token)
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
+        self.log.set_live(snapshot.policy_protos.keys() | snapshot.pool_protos.keys(), leading=token is not None)
         turn = await self.look(snapshot, token)
         if token is not None:
             await self._forget_deleted(turn)
@@ -228,7 +238,7 @@ class Engine:
         return [
             policy
             for _, policy in sorted(snapshot.policies.items())
-            if policy.spec.proportional is not None and snapshot.pool_of(policy.name) is None
+            if policy.spec.kind == PolicyKind.SCALED and snapshot.pool_of(policy.name) is None
         ]
 
     async def _forget_deleted(self, turn: Turn) -> None:

@@ -1,31 +1,37 @@
 """Decision records in the store: written by the leader in one step with what they decide, read by every process.
 
-The stream carries each record as it was written, and again with each new outcome; the index holds the newest form by
-id and is bounded by its writer. Every process tails the stream into memory, and serves reads and watches from there.
+The hash holds the newest form of each record by id; the leader drops from it what is beyond the limits of retention.
+The stream carries each record as it was written, and again with each new outcome: news of bounded length, which every
+process follows into memory, where it serves reads and watches.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Set
 from typing import Any, cast
 
 import structlog
 
+from policy_engine.core.retention import RetentionLimits
+from policy_engine.shell.decision_index import DecisionIndex
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.rpc.watch import WatchHub
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry, StoreUnavailable
-from trimtab.store.lease import Argument
+from trimtab.store.lease import Argument, hash_commands
 from trimtab.store.streams import BoundedStream
 from trimtab.waiting import stopped_within
 
 log = structlog.get_logger(__name__)
 
 POLL_INTERVAL_S = 0.25
-_TRIM_EVERY = 64
+NEWS_KEPT = 1000
+"""Entries of the stream. A process that falls behind by more reads the hash again."""
+_READ_AT_ONCE = 200
+_DROPPED_AT_ONCE = 1000
 
 Command = tuple[Argument, ...]
 
@@ -45,19 +51,23 @@ class IdSource:
 
 
 class DecisionLog:
-    """The records, newest in memory."""
+    """The records that are kept, in memory, and how they get into the store and out of it."""
 
-    def __init__(self, store: Store, *, kept: int, stopping: asyncio.Event, now: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, *, limits: RetentionLimits, stopping: asyncio.Event, now: Callable[[], float]
+    ) -> None:
         self._store = store
-        self._kept = kept
+        self._limits = limits
         self._stopping = stopping
-        self._stream = BoundedStream(store, keys.decisions(), decision_pb2.Decision, maxlen=kept)
-        self._records: dict[str, decision_pb2.Decision] = {}
-        # Ids of records whose outcome is open; some may be gone from the records.
-        self._open: set[str] = set()
+        self._stream = BoundedStream(store, keys.decisions(), decision_pb2.Decision, maxlen=NEWS_KEPT)
+        self._index = DecisionIndex(limits)
+        self._live: Set[str] | None = None
+        # Dropped from memory; the leader's next write drops them from the store.
+        self._dropped: list[str] = []
         self._after = "0"
-        self._written = 0
         self._loaded = False
+        # The hash and the stream are read one after the other, never side by side.
+        self._reading = asyncio.Lock()
         self.hub: WatchHub[policy_pb2.WatchDecisionsResponse] = WatchHub(
             snapshot=list, bookmark=lambda: self._bookmark(now()), stopping=stopping
         )
@@ -69,103 +79,120 @@ class DecisionLog:
         return response
 
     def commands(self, records: Iterable[decision_pb2.Decision]) -> list[Command]:
-        """What writes `records`, new ones or new outcomes, for a fenced write."""
+        """What writes `records`, new ones or new outcomes, for a fenced write; and drops what retention has dropped."""
         found: list[Command] = []
         for record in records:
             found.append(("HSET", keys.decision_index(), record.decision_id, record.SerializeToString()))
             found.append(self._stream.append_command(record))
-            self._written += 1
-        if found and (self._written % _TRIM_EVERY) < len(found) // 2 and len(self._records) > self._kept:
-            old = sorted(self._records)[: len(self._records) - self._kept]
-            found.append(("HDEL", keys.decision_index(), *old[:1000]))
-            for name in old[:1000]:
-                del self._records[name]
-        return found
+        dropped, self._dropped = self._dropped[:_DROPPED_AT_ONCE], self._dropped[_DROPPED_AT_ONCE:]
+        return [*found, *hash_commands(keys.decision_index(), {}, dropped)]
 
     def wrote(self, records: Iterable[decision_pb2.Decision]) -> None:
         """Show at once what this process wrote itself; the stream brings it again."""
         for record in records:
             self._take(record)
 
+    def set_live(self, subjects: Set[str], *, leading: bool) -> None:
+        """Say which services and pools exist, for the retention of what was decided on others.
+
+        A process that does not lead drops from its memory alone.
+        """
+        self._live = subjects
+        self._index.set_live(subjects)
+        self._dropped += self._index.drop_surplus()
+        if not leading:
+            self._dropped.clear()
+
     def get(self, decision_id: str) -> decision_pb2.Decision | None:
         """A record by id."""
-        return self._records.get(decision_id)
+        return self._index.get(decision_id)
 
     def newest(self, *, subject: str = "", before: str = "", count: int) -> list[decision_pb2.Decision]:
         """Newest first; `before` continues after that id."""
-        found: list[decision_pb2.Decision] = []
-        for decision_id in sorted(self._records, reverse=True):
-            record = self._records[decision_id]
-            if (before and decision_id >= before) or (subject and not _concerns(record, subject)):
-                continue
-            found.append(record)
-            if len(found) == count:
-                break
-        return found
+        return self._index.newest(subject=subject, before=before, count=count)
 
     def pending_of(self, subject: str) -> list[decision_pb2.Decision]:
         """Decisions on that very subject whose outcome is open, oldest first."""
-        found = (self._records.get(decision_id) for decision_id in sorted(self._open))
-        return [record for record in found if record is not None and record.subject == subject]
+        return self._index.open_of(subject)
 
     async def load(self) -> None:
-        """Read the index once; the stream from its end on."""
-        last = await self._stream.read_last(1)
-        self._after = last[-1].id if last else "0"
-        found = await cast("Any", self._store.redis.hgetall(keys.decision_index()))
-        self._records, self._open = {}, set()
-        for raw_id in sorted(found):
-            name = raw_id.decode(errors="replace")
-            try:
-                self._keep(decode(decision_pb2.Decision, found[raw_id], place=f"decision {name}"))
-            except CorruptEntry as error:
-                log.warning("a decision was left out", error=str(error))
+        """Read the hash, and the stream from where it ended before. Watchers get what is new in it.
+
+        Raises `StoreUnavailable`. A record that does not parse is logged and left out.
+        """
+        async with self._reading:
+            last_id = await self._stream.last_id()
+            index = DecisionIndex(self._limits)
+            async for name, raw in self._stored():
+                try:
+                    index.put(decode(decision_pb2.Decision, raw, place=f"decision {name}"))
+                except CorruptEntry as error:
+                    log.warning("a decision was left out", error=str(error))
+            if self._live is not None:
+                index.set_live(self._live)
+            self._dropped = index.drop_surplus()
+            before, self._index = self._index, index
+            self._after = last_id
+        if self._loaded:
+            for record in index:
+                known = before.get(record.decision_id)
+                if known is None or _newer(record, known):
+                    self._publish(record)
         self._loaded = True
 
+    async def _stored(self) -> AsyncIterator[tuple[str, bytes]]:
+        """The hash in portions, so that no call takes long; a field may come twice."""
+        cursor = 0
+        while True:
+            cursor, found = await cast("Any", self._store.redis).hscan(
+                keys.decision_index(), cursor, count=_READ_AT_ONCE
+            )
+            for raw_id, raw in found.items():
+                yield raw_id.decode(errors="replace"), raw
+            if cursor == 0:
+                return
+
     async def run(self) -> None:
-        """Tail the stream until the stop."""
+        """Follow the stream until the stop."""
+        stale = True
         while not self._stopping.is_set():
             try:
-                if not self._loaded:
+                if stale:
                     await self.load()
-                for entry in await self._stream.read_after(self._after):
-                    self._after = entry.id
-                    self._take(entry.message)
+                    stale = False
+                stale = not await self.follow()
             except StoreUnavailable:
-                # The store may come back without its last second; the index tells what is left.
-                self._loaded = False
+                # The store may come back without its last second; the hash tells what is left.
+                stale = True
             except CorruptEntry as error:
                 log.warning("the decision stream does not parse; reading on from its end", error=str(error))
-                self._loaded = False
+                stale = True
             if await stopped_within(self._stopping, POLL_INTERVAL_S):
                 return
 
+    async def follow(self) -> bool:
+        """Take what the stream brings; False when it may have dropped entries that were not read."""
+        async with self._reading:
+            entries = await self._stream.read_after(self._after)
+            for entry in entries:
+                self._after = entry.id
+                self._take(entry.message)
+        return len(entries) < NEWS_KEPT
+
     def _take(self, record: decision_pb2.Decision) -> None:
-        known = self._records.get(record.decision_id)
+        known = self._index.get(record.decision_id)
         if known is not None and not _newer(record, known):
             return
-        self._keep(record)
-        while len(self._records) > 2 * self._kept:
-            del self._records[min(self._records)]
-        self.hub.publish(policy_pb2.WatchDecisionsResponse(decision=record))
+        self._index.put(record)
+        self._dropped += self._index.drop_surplus()
+        self._publish(record)
 
-    def _keep(self, record: decision_pb2.Decision) -> None:
-        self._records[record.decision_id] = record
-        if record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING:
-            self._open.add(record.decision_id)
-        else:
-            self._open.discard(record.decision_id)
+    def _publish(self, record: decision_pb2.Decision) -> None:
+        self.hub.publish(policy_pb2.WatchDecisionsResponse(decision=record))
 
 
 def _newer(record: decision_pb2.Decision, known: decision_pb2.Decision) -> bool:
     return record.outcome.update_time.ToNanoseconds() > known.outcome.update_time.ToNanoseconds()
-
-
-def _concerns(record: decision_pb2.Decision, subject: str) -> bool:
-    """A decision concerns its subject and every service that it moves."""
-    if record.subject == subject:
-        return True
-    return any(count.service == subject and count.before != count.after for count in record.counts)
 
 
 def with_outcome(

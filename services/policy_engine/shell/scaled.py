@@ -9,28 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledResult, ScaledState, decide_scaled
+from policy_engine.core.scaled import ScaledInput, ScaledResult, ScaledState, decide_scaled
+from policy_engine.core.scaling_request import count_replicas, exists, scaling_request
 from policy_engine.core.signals import FrontDoor
 from policy_engine.core.units import RoleCounts
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, read_hash, request_command, scaled_state_command
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
 from policy_engine.shell.turn import Turn, Writer
-from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import ServicePolicy
+from trimtab.domain.scaling import request_to_proto
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry
-from trimtab.words import LifeCycle, Role
 
 log = structlog.get_logger(__name__)
-
-_GONE = frozenset({LifeCycle.TERMINATING, LifeCycle.FAILED})
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,8 @@ class ScaledRunner:
                 if record.kind == decision_pb2.DECISION_KIND_SCALE:
                     decision_id = record.decision_id
                     self._supersede(policy.name, record, open_records, turn)
-            request = self._request(policy, result.state.desired, decision_id, turn)
-            request.create_time.CopyFrom(self._created(request, record, memory, turn))
+            created_s = self._created_s(policy.name, decision_id, record, memory, turn)
+            request = self._request(policy, result.state.desired, decision_id, created_s, turn)
             requests[policy.name] = request
             commands.append(request_command(policy.name, request.SerializeToString()))
             if result.state != memory.scaled.get(policy.name):
@@ -102,16 +99,6 @@ class ScaledRunner:
     def gather(self, policy: ServicePolicy, turn: Turn, memory: Memory) -> ScaledInput:
         """The core's input for this service now."""
         listed = self.fleet.replicas_of(policy.name)
-        counts: list[RoleReplicas] = []
-        for spec in policy.spec.roles:
-            of_role = [item for item in listed if item.role is spec.role]
-            counts.append(
-                RoleReplicas(
-                    role=spec.role,
-                    ready=sum(1 for item in of_role if item.routable),
-                    existing=sum(1 for item in of_role if item.life_cycle not in _GONE),
-                )
-            )
         views = {key.role: view for key, view in turn.observed.roles.items() if key.service == policy.name}
         front = turn.observed.fronts.get(policy.name)
         state = memory.scaled.get(policy.name, ScaledState())
@@ -123,57 +110,42 @@ class ScaledRunner:
             policy=policy,
             views=tuple(views[spec.role] for spec in policy.spec.roles if spec.role in views),
             front=front if front is not None else FrontDoor(),
-            replicas=tuple(counts),
+            replicas=count_replicas(policy, ((item.role, item.life_cycle, item.routable) for item in listed)),
             state=state,
             unreachable=self.fleet.why_blind(policy.name),
         )
 
     def _request(
-        self, policy: ServicePolicy, desired: RoleCounts, decision_id: str, turn: Turn
+        self, policy: ServicePolicy, desired: RoleCounts, decision_id: str, created_s: float, turn: Turn
     ) -> scheduler_pb2.ScalingRequest:
-        spec = policy.spec
-        request = scheduler_pb2.ScalingRequest(
-            service=policy.name,
-            priority=spec.priority,
-            affinity=types_pb2.TopologyLevel.ValueType(spec.affinity.number),
-            allow_partial=spec.allow_partial,
-            decision_id=decision_id,
-            replica_revisions=dict(self.fleet.revisions()),
-            fencing=turn.fencing(),
-        )
-        request.expire_time.FromMilliseconds(int((turn.now_s + self.expiry_s) * 1000))
-        counts = dict(desired)
-        for role in spec.roles:
-            part = 1
-            if spec.ratio is not None:
-                part = spec.ratio.prefill if role.role == Role.PREFILL else spec.ratio.decode
-            request.roles.add(
-                role=types_pb2.Role.ValueType(role.role.number),
-                replicas=counts.get(role.role, 0),
-                gpus_per_replica=role.gpus_per_replica,
-                gpu_types=role.gpu_types,
-                model=spec.model,
-                profile=role.profile,
-                ratio_part=part,
+        return request_to_proto(
+            scaling_request(
+                policy,
+                desired,
+                decision_id=decision_id,
+                created_s=created_s,
+                expires_s=turn.now_s + self.expiry_s,
+                replica_revisions=self.fleet.revisions(),
+                writer=keys.POLICY_ENGINE,
+                token=turn.token or 0,
             )
-        return request
+        )
 
-    def _created(
+    def _created_s(
         self,
-        request: scheduler_pb2.ScalingRequest,
+        service: str,
+        decision_id: str,
         record: decision_pb2.Decision | None,
         memory: Memory,
         turn: Turn,
-    ) -> Timestamp:
+    ) -> float:
         """When what is asked for was decided: a request that is only refreshed keeps its place in the queue."""
-        if record is not None and record.decision_id == request.decision_id:
-            return record.decide_time
-        before = memory.requests.get(request.service)
-        if before is not None and before.decision_id == request.decision_id and before.HasField("create_time"):
-            return before.create_time
-        now = Timestamp()
-        now.FromMilliseconds(int(turn.now_s * 1000))
-        return now
+        if record is not None and record.decision_id == decision_id:
+            return record.decide_time.ToMicroseconds() / 1e6
+        before = memory.requests.get(service)
+        if before is not None and before.decision_id == decision_id and before.HasField("create_time"):
+            return before.create_time.ToMicroseconds() / 1e6
+        return turn.now_s
 
     def _supersede(
         self,
@@ -241,7 +213,7 @@ class ScaledRunner:
         listed = self.fleet.replicas_of(service)
         return all(
             sum(1 for item in listed if item.role is role and item.routable) == count
-            and sum(1 for item in listed if item.role is role and item.life_cycle not in _GONE) == count
+            and sum(1 for item in listed if item.role is role and exists(item.life_cycle)) == count
             for role, count in state.desired
         )
 

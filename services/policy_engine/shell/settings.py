@@ -21,5 +21,8 @@ class EngineSettings(ServiceSettings):
     lease_ttl_s: float = Field(3.0, ge=0.5, le=60, description="a leader that is silent for so long is replaced")
     actuator_lost_after_s: float = Field(3.0, gt=0, le=600, description="silence after which an actuator is lost")
     publish_expiry_s: float = Field(30.0, gt=0, le=3600, description="what is published is valid for so long")
-    decisions_kept: int = Field(1000, ge=10, le=100_000, description="decision records kept")
+    decisions_kept: int = Field(1000, ge=10, le=100_000, description="decision records kept of each service and pool")
+    decisions_kept_in_all: int = Field(
+        5000, ge=10, le=1_000_000, description="decision records kept in all; beyond it those with the most give way"
+    )
     bootstrap_dir: Path | None = Field(None, description="YAML resources to apply at the start where they are absent")

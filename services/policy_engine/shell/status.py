@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policy_engine.core.decision import measurement, role_value
+from policy_engine.core.decision import role_value
 from policy_engine.core.reports import MemberReport
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
@@ -11,6 +11,8 @@ from policy_engine.shell.pools import PoolReport
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ServicePolicy
+from trimtab.config.specs import PolicyKind
+from trimtab.domain.measurement import measurement_to_proto
 from trimtab.domain.pool import Gpu, OverlayReplica
 from trimtab.store import keys
 from trimtab.words import Role
@@ -61,12 +63,12 @@ def _roles(
                 role.routable += replica.routable
                 role.replicas[types_pb2.LifeCycle.Name(types_pb2.LifeCycle.ValueType(replica.life_cycle.number))] += 1
         view = engine.last_observed.roles.get(MemberKey(policy.name, spec.role), RoleSignals(role=spec.role))
-        role.decode_tps.CopyFrom(measurement(view.decode_tps))
-        role.prefill_tps.CopyFrom(measurement(view.prefill_tps))
-        role.running.CopyFrom(measurement(view.running))
-        role.waiting.CopyFrom(measurement(view.waiting))
-        role.ttft_p95_s.CopyFrom(measurement(view.ttft_p95_s))
-        role.tpot_p95_s.CopyFrom(measurement(view.tpot_p95_s))
+        role.decode_tps.CopyFrom(measurement_to_proto(view.decode_tps))
+        role.prefill_tps.CopyFrom(measurement_to_proto(view.prefill_tps))
+        role.running.CopyFrom(measurement_to_proto(view.running))
+        role.waiting.CopyFrom(measurement_to_proto(view.waiting))
+        role.ttft_p95_s.CopyFrom(measurement_to_proto(view.ttft_p95_s))
+        role.tpot_p95_s.CopyFrom(measurement_to_proto(view.tpot_p95_s))
         found.append(role)
     return found
 
@@ -74,7 +76,7 @@ def _roles(
 def _base(engine: Engine, policy: ServicePolicy) -> policy_pb2.ServiceStatus:
     service = policy_pb2.ServiceStatus(service=policy.name, paused=policy.metadata.paused)
     front = engine.last_observed.fronts.get(policy.name, FrontDoor())
-    service.held.CopyFrom(measurement(front.held))
+    service.held.CopyFrom(measurement_to_proto(front.held))
     last = engine.log.newest(subject=policy.name, count=1)
     service.last_decision_id = last[0].decision_id if last else ""
     return service
@@ -83,15 +85,15 @@ def _base(engine: Engine, policy: ServicePolicy) -> policy_pb2.ServiceStatus:
 def _scaled(engine: Engine, policy: ServicePolicy) -> policy_pb2.ServiceStatus:
     service = _base(engine, policy)
     report = engine.scaled.reports.get(policy.name)
-    if policy.spec.proportional is not None:
+    scaled = policy.spec.kind == PolicyKind.SCALED
+    if scaled:
         service.mode = policy_pb2.SERVICE_MODE_SCALED
         service.holding = report.result.holding if report is not None else "not looked at yet"
     else:
         service.holding = "in no pool yet"
     desired = dict(report.result.state.desired or ()) if report is not None else {}
     # A service that is neither scaled nor in a pool keeps the replicas of the pool that it was in.
-    pooled = False if policy.spec.proportional is not None else None
-    service.roles.extend(_roles(engine, policy, desired, pooled=pooled))
+    service.roles.extend(_roles(engine, policy, desired, pooled=False if scaled else None))
     return service
 
 

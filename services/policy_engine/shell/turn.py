@@ -56,7 +56,7 @@ class Writer:
         """The record of a draft, with its first outcome."""
         header = RecordHeader(
             decision_id=self._ids.next(turn.now_s),
-            decide_time_ns=int(turn.now_s * 1e9),
+            decide_time_ns=round(turn.now_s * 1e6) * 1000,
             fencing_writer=keys.POLICY_ENGINE,
             fencing_token=turn.token or 0,
             replica_revisions=tuple(revisions),

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from prescheduler.core.model import Constraint, MissingCluster, Outcome, ScalingRequest, ServiceResult
+from prescheduler.core.model import Constraint, MissingCluster, Outcome, ServiceResult
+from trimtab.domain.scaling import ScalingRequest
 
 
 def admission(

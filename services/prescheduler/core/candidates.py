@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from prescheduler.core.capacity import CLASSES, Capacity
 from prescheduler.core.groups import GroupState
-from prescheduler.core.model import Level, Role, ScalingRequest, SubgroupClass
 from prescheduler.core.packing import Need, Share, pack
 from prescheduler.core.tree import IntArray
+from trimtab.domain.placement import SubgroupClass
+from trimtab.domain.scaling import ScalingRequest
+from trimtab.words import Role, TopologyLevel
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -28,14 +30,16 @@ _MAX_NARROW_TRIES = 4
 class Candidate:
     """A domain, the group in it (None: a new one), and the nodes that take the new replicas."""
 
-    level: Level
+    level: TopologyLevel
     domain: int
     group: GroupState | None
     subgroup_class: SubgroupClass
     shares: tuple[Share, ...]
 
 
-def fits_by_sums(capacity: Capacity, level: Level, needs: Sequence[Need], domains: slice = slice(None)) -> BoolArray:
+def fits_by_sums(
+    capacity: Capacity, level: TopologyLevel, needs: Sequence[Need], domains: slice = slice(None)
+) -> BoolArray:
     """Which domains can hold ``needs`` as far as sums tell, shape (3, domains): by class, cumulative.
 
     Necessary always; sufficient when all roles allow the same types and their sizes divide one another.
@@ -88,7 +92,7 @@ class Search:
         self._needs = needs
         self._level = request.bound_level
         self._coupled = tuple(need for need in needs if need.role in _COUPLED)
-        self._binds_s1 = request.is_moe and self._level is Level.S2 and bool(self._coupled)
+        self._binds_s1 = request.is_moe and self._level is TopologyLevel.S2 and bool(self._coupled)
         self.hosts = hosts_by_domain(capacity, request, needs, groups)
         self.allowed = self._allowed_domains(groups)
 
@@ -130,7 +134,7 @@ class Search:
         ranked: list[int] = domains[np.lexsort(keys)].tolist()
         return iter(ranked)
 
-    def _leftover(self, level: Level, class_index: int, domains: slice = slice(None)) -> IntArray:
+    def _leftover(self, level: TopologyLevel, class_index: int, domains: slice = slice(None)) -> IntArray:
         """Free GPUs of the allowed types that would be left: the fewer, the tighter the fit."""
         types = sorted({number for need in self._needs for number in need.types})
         free: IntArray = self._capacity.slots(level, 1, types)[class_index, domains]
@@ -160,8 +164,8 @@ class Search:
         Also keeps the packing itself small in wide domains.
         """
         group = self.hosts.get(domain)
-        for level in (Level.S1, Level.S2):
-            if level is self._level or self._level is Level.NODE:
+        for level in (TopologyLevel.S1, TopologyLevel.S2):
+            if level is self._level or self._level is TopologyLevel.NODE:
                 return None
             inner = self._capacity.tree.level(level)
             first, last = int(inner.of_row[rows[0]]), int(inner.of_row[rows[1] - 1]) + 1
@@ -181,8 +185,8 @@ class Search:
     def _s1_fits(self) -> BoolArray:
         """For MoE: which S2s have an S1 that holds the attention and FFN replicas, as far as sums tell."""
         tree = self._capacity.tree
-        s1, s2 = tree.level(Level.S1), tree.level(Level.S2)
-        inner = fits_by_sums(self._capacity, Level.S1, self._coupled)
+        s1, s2 = tree.level(TopologyLevel.S1), tree.level(TopologyLevel.S2)
+        inner = fits_by_sums(self._capacity, TopologyLevel.S1, self._coupled)
         first_s1 = s1.of_row[s2.starts[:-1]]
         found: BoolArray = np.logical_or.reduceat(inner, first_s1, axis=1)
         return found
@@ -190,12 +194,12 @@ class Search:
     def _s1_options(self, domain: int, max_class: SubgroupClass) -> list[int]:
         """S1s of an S2 for attention and FFN, tightest first; those of an existing group stay where they are."""
         tree = self._capacity.tree
-        s1 = tree.level(Level.S1)
-        rows = tree.level(Level.S2).rows(domain)
+        s1 = tree.level(TopologyLevel.S1)
+        rows = tree.level(TopologyLevel.S2).rows(domain)
         first, last = int(s1.of_row[rows[0]]), int(s1.of_row[rows[1] - 1]) + 1
-        fits = fits_by_sums(self._capacity, Level.S1, self._coupled, slice(first, last))[int(max_class) - 1]
+        fits = fits_by_sums(self._capacity, TopologyLevel.S1, self._coupled, slice(first, last))[int(max_class) - 1]
         found = np.flatnonzero(fits)
-        leftover = self._leftover(Level.S1, int(max_class) - 1, slice(first, last))[found]
+        leftover = self._leftover(TopologyLevel.S1, int(max_class) - 1, slice(first, last))[found]
         options = [first + int(item) for item in found[np.lexsort((found, leftover))]]
         group = self.hosts.get(domain)
         home = {int(s1.of_row[row]) for role in _COUPLED for row in (group.rows.get(role, ()) if group else ())}

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prescheduler.core.model import Level, SubgroupClass
 from prescheduler.core.tree import IntArray, Tree
+from trimtab.domain.placement import SubgroupClass
+from trimtab.words import TopologyLevel
 
 CLASSES = len(SubgroupClass)
 
@@ -23,9 +24,9 @@ class Capacity:
         self.tree = tree
         self.masks = tree.free_masks.copy()
         self.free: IntArray = np.bitwise_count(self.masks).astype(np.int64)
-        self._tables: dict[tuple[Level, int], IntArray] = {}
+        self._tables: dict[tuple[TopologyLevel, int], IntArray] = {}
 
-    def slots(self, level: Level, gpus_per_replica: int, types: Sequence[int]) -> IntArray:
+    def slots(self, level: TopologyLevel, gpus_per_replica: int, types: Sequence[int]) -> IntArray:
         """Slots by class and domain, shape (3, domains): row c counts nodes of class c + 1 and lower."""
         table = self._table(level, gpus_per_replica)
         if len(types) == 1:
@@ -61,7 +62,7 @@ class Capacity:
                 table[first_class:, gpu_type, self.tree.level(level).of_row[row]] -= lost
         return tuple(taken)
 
-    def _table(self, level: Level, gpus_per_replica: int) -> IntArray:
+    def _table(self, level: TopologyLevel, gpus_per_replica: int) -> IntArray:
         key = (level, gpus_per_replica)
         table = self._tables.get(key)
         if table is None:

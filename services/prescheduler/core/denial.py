@@ -11,9 +11,11 @@ import numpy as np
 from prescheduler.core.candidates import Search, whole
 from prescheduler.core.capacity import Capacity
 from prescheduler.core.groups import GroupState
-from prescheduler.core.model import Constraint, Level, ScalingRequest, level_label
+from prescheduler.core.model import Constraint, level_label
 from prescheduler.core.packing import Need
 from prescheduler.core.tree import IntArray
+from trimtab.domain.scaling import ScalingRequest
+from trimtab.words import TopologyLevel
 
 
 def explain(
@@ -66,7 +68,7 @@ def _short_of_type(capacity: Capacity, request: ScalingRequest, needs: Sequence[
     return None
 
 
-def _domains_with_gpus(capacity: Capacity, level: Level, needs: Sequence[Need]) -> IntArray:
+def _domains_with_gpus(capacity: Capacity, level: TopologyLevel, needs: Sequence[Need]) -> IntArray:
     """Domains that hold enough free GPUs of every allowed type, scattered or not."""
     enough = np.ones(capacity.tree.level(level).count, dtype=np.int64)
     for need in needs:
@@ -75,7 +77,7 @@ def _domains_with_gpus(capacity: Capacity, level: Level, needs: Sequence[Need]) 
     return enough
 
 
-def _no_domain(capacity: Capacity, level: Level, needs: Sequence[Need]) -> str:
+def _no_domain(capacity: Capacity, level: TopologyLevel, needs: Sequence[Need]) -> str:
     """Names the domain that covers most of the GPUs needed."""
     types = sorted({number for need in needs for number in need.types})
     free = capacity.slots(level, 1, types)[-1]
@@ -92,7 +94,7 @@ def _no_domain(capacity: Capacity, level: Level, needs: Sequence[Need]) -> str:
     )
 
 
-def _scattered(capacity: Capacity, level: Level, needs: Sequence[Need], domains: IntArray) -> str:
+def _scattered(capacity: Capacity, level: TopologyLevel, needs: Sequence[Need], domains: IntArray) -> str:
     """Names the domain that comes nearest, by the share of the replicas that it could hold one role at a time."""
     room = {need.role: capacity.slots(level, need.gpus, need.types)[-1][domains] for need in needs}
     reach = np.minimum.reduce([np.minimum(1.0, room[need.role] / need.count) for need in needs])
@@ -130,8 +132,8 @@ def _explain_expansion(
     )
 
 
-def _name(capacity: Capacity, level: Level, domain: int) -> str:
+def _name(capacity: Capacity, level: TopologyLevel, domain: int) -> str:
     domains = capacity.tree.level(level)
-    if level is Level.CLUSTER:
+    if level is TopologyLevel.CLUSTER:
         return f"cluster {domains.names[domain]}"
     return f"{domains.names[domain]} of cluster {domains.clusters[domain]}"

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prescheduler.core.model import LEVELS, Level, SubgroupClass
+from prescheduler.core.model import LEVELS
 from prescheduler.core.tree import Tree
+from trimtab.domain.placement import SubgroupClass
+from trimtab.words import TopologyLevel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +15,7 @@ class DomainRow:
     """One domain. ``gpus``: type → (total, free), types in order of their names; types it lacks are left out."""
 
     name: str
-    level: Level
+    level: TopologyLevel
     parent: str
     cluster: str
     subgroup_class: SubgroupClass
@@ -34,7 +36,7 @@ def list_domains(tree: Tree, cluster: str = "") -> tuple[DomainRow, ...]:
         totals = np.bincount(cells, weights=tree.gpus, minlength=size).reshape(shape).astype(np.int64).tolist()
         frees = np.bincount(cells, weights=free, minlength=size).reshape(shape).astype(np.int64).tolist()
         nodes = np.diff(domains.starts).tolist()
-        above = tree.level(LEVELS[position + 1]) if level is not Level.CLUSTER else None
+        above = tree.level(LEVELS[position + 1]) if level is not TopologyLevel.CLUSTER else None
         for domain in range(domains.count):
             owner = domains.clusters[domain]
             if cluster not in ("", owner):

@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from prescheduler.core.model import ROLE_ORDER, ClusterInventory, DeploymentGroup, Level, Role, SubgroupClass
+from prescheduler.core.model import ROLE_ORDER, ClusterInventory, DeploymentGroup
 from prescheduler.core.tree import Tree
+from trimtab.domain.placement import SubgroupClass
+from trimtab.words import Role, TopologyLevel
 
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9-]+")
 
@@ -35,7 +37,7 @@ class GroupState:
         """Rows of all its replicas."""
         return tuple(row for role in sorted(self.rows, key=ROLE_ORDER.__getitem__) for row in self.rows[role])
 
-    def domain(self, tree: Tree, level: Level) -> int | None:
+    def domain(self, tree: Tree, level: TopologyLevel) -> int | None:
         """The domain of ``level`` that holds all of it; None when it straddles, or its nodes are unknown."""
         of_row = tree.level(level).of_row
         domains = {int(of_row[row]) for row in self.all_rows}
@@ -77,7 +79,7 @@ def highest_class(tree: Tree, rows: Iterable[int]) -> SubgroupClass:
     return SubgroupClass(max((int(tree.class_of_row[row]) for row in rows), default=int(SubgroupClass.LOW)))
 
 
-def group_name(service: str, cluster: str, level: Level, path: str, domain: str) -> str:
+def group_name(service: str, cluster: str, level: TopologyLevel, path: str, domain: str) -> str:
     """The name of the group of a service in one domain, a DNS-1123 label: the same in every cycle.
 
     ``path`` tells domains of equal names apart, such as S1s of two S2s.
@@ -97,13 +99,13 @@ def _digest(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def bound_domain(tree: Tree, group: GroupState) -> tuple[Level, str]:
+def bound_domain(tree: Tree, group: GroupState) -> tuple[TopologyLevel, str]:
     """The narrowest domain that holds all replicas of a group; (CLUSTER, cluster) when their nodes are unknown."""
-    for level in (Level.NODE, Level.S1, Level.S2):
+    for level in (TopologyLevel.NODE, TopologyLevel.S1, TopologyLevel.S2):
         domain = group.domain(tree, level)
         if domain is not None:
             return level, tree.level(level).names[domain]
-    return Level.CLUSTER, group.cluster
+    return TopologyLevel.CLUSTER, group.cluster
 
 
 def list_groups(tree: Tree, inventories: Iterable[ClusterInventory]) -> tuple[DeploymentGroup, ...]:

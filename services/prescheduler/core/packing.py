@@ -13,8 +13,10 @@ from itertools import pairwise, permutations
 import numpy as np
 
 from prescheduler.core.capacity import Capacity
-from prescheduler.core.model import ROLE_ORDER, Level, Role, SubgroupClass
+from prescheduler.core.model import ROLE_ORDER
 from prescheduler.core.tree import IntArray
+from trimtab.domain.placement import SubgroupClass
+from trimtab.words import Role, TopologyLevel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ def pack(
     coupled = [need for need in needs if need.role in (Role.PREFILL_ATTENTION, Role.PREFILL_FFN)]
     free = [need for need in needs if need not in coupled]
     for s1 in prefill_s1s:
-        inner = capacity.tree.level(Level.S1).rows(s1)
+        inner = capacity.tree.level(TopologyLevel.S1).rows(s1)
         for order in _orders(coupled):
             for outer in _orders(free):
                 scratch = _Scratch(capacity, rows, max_class)

@@ -18,21 +18,18 @@ from prescheduler.core.model import (
     ROLE_ORDER,
     ClusterInventory,
     Constraint,
-    GroupPlacement,
-    Level,
     MissingCluster,
     Outcome,
     Plan,
-    ReplicaPlacement,
-    Role,
-    RoleRequest,
-    ScalingRequest,
     ServiceResult,
 )
 from prescheduler.core.pacing import Pace, wait_until
 from prescheduler.core.packing import Need
 from prescheduler.core.scale_in import plan_scale_in
 from prescheduler.core.tree import Tree, build_tree
+from trimtab.domain.placement import GroupPlacement, ReplicaPlacement
+from trimtab.domain.scaling import RoleRequest, ScalingRequest
+from trimtab.words import Role, TopologyLevel
 
 
 def plan_cycle(
@@ -102,7 +99,7 @@ class _Changes:
                 known,
                 add=known.add + change.add,
                 remove=known.remove + change.remove,
-                subgroup_class=max(known.subgroup_class, change.subgroup_class),
+                subgroup_class=max(known.subgroup_class, change.subgroup_class, key=lambda found: found or 0),
             )
         self.found[change.cluster, change.group] = change
 
@@ -186,7 +183,7 @@ def _summary(
 
 def _where(group: GroupPlacement) -> str:
     cluster = f"cluster {group.cluster}"
-    return cluster if group.level is Level.CLUSTER else f"{group.domain} of {cluster}"
+    return cluster if group.level is TopologyLevel.CLUSTER else f"{group.domain} of {cluster}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -315,13 +312,13 @@ def _new_group(tree: Tree, request: ScalingRequest, candidate: Candidate) -> str
     )
 
 
-def _path(tree: Tree, level: Level, row: int) -> str:
+def _path(tree: Tree, level: TopologyLevel, row: int) -> str:
     """Names of the switches above and including a domain, from the widest."""
     wanted = {
-        Level.CLUSTER: (),
-        Level.S2: (Level.S2,),
-        Level.S1: (Level.S2, Level.S1),
-        Level.NODE: (Level.S2, Level.S1, Level.NODE),
+        TopologyLevel.CLUSTER: (),
+        TopologyLevel.S2: (TopologyLevel.S2,),
+        TopologyLevel.S1: (TopologyLevel.S2, TopologyLevel.S1),
+        TopologyLevel.NODE: (TopologyLevel.S2, TopologyLevel.S1, TopologyLevel.NODE),
     }[level]
     return "/".join(tree.level(item).names[int(tree.level(item).of_row[row])] for item in wanted)
 

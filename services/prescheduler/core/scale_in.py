@@ -8,7 +8,9 @@ without decode while another choice exists. What becomes free is not available i
 from collections.abc import Mapping, Sequence
 
 from prescheduler.core.groups import GroupState
-from prescheduler.core.model import ROLE_ORDER, Role, ScaleIn
+from prescheduler.core.model import ROLE_ORDER
+from trimtab.domain.placement import ScaleIn
+from trimtab.words import Role
 
 GroupKey = tuple[str, str]
 """(cluster, group)"""

@@ -12,7 +12,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from prescheduler.core.model import LEVELS, ClusterInventory, Level, NodeColumns, SubgroupClass
+from prescheduler.core.model import LEVELS, ClusterInventory
+from trimtab.domain.inventory import NodeColumns
+from trimtab.domain.placement import SubgroupClass
+from trimtab.words import TopologyLevel
 
 IntArray = npt.NDArray[np.int64]
 MaskArray = npt.NDArray[np.uint64]
@@ -28,7 +31,7 @@ class InventoryError(ValueError):
 class DomainLevel:
     """The domains of one level. Domain d holds the rows ``starts[d]`` to ``starts[d + 1]``."""
 
-    level: Level
+    level: TopologyLevel
     starts: IntArray
     of_row: IntArray
     names: tuple[str, ...]
@@ -53,26 +56,26 @@ class Tree:
     type_of_row: IntArray
     gpus: IntArray
     free_masks: MaskArray
-    levels: dict[Level, DomainLevel]
+    levels: dict[TopologyLevel, DomainLevel]
     vdc_of_cluster: dict[str, str]
     class_of_row: IntArray
     """Of the S1 that the node hangs on."""
 
-    def level(self, level: Level) -> DomainLevel:
+    def level(self, level: TopologyLevel) -> DomainLevel:
         """The domains of ``level``."""
         return self.levels[level]
 
     @cached_property
     def rows_by_node(self) -> dict[tuple[str, str], int]:
         """(cluster, node) → row."""
-        clusters = self.level(Level.CLUSTER)
+        clusters = self.level(TopologyLevel.CLUSTER)
         of_row = clusters.of_row.tolist()
         return {
             (clusters.clusters[cluster], node): row
             for row, (cluster, node) in enumerate(zip(of_row, self.node_names, strict=True))
         }
 
-    def domain_class(self, level: Level, domain: int) -> SubgroupClass:
+    def domain_class(self, level: TopologyLevel, domain: int) -> SubgroupClass:
         """The class of a whole domain: of an S1 or a node its own, of a wider domain the highest under it."""
         first, last = self.level(level).rows(domain)
         return SubgroupClass(int(self.class_of_row[first:last].max()))
@@ -88,8 +91,8 @@ def build_tree(inventories: Iterable[ClusterInventory]) -> Tree:
     types: list[str] = []
     gpus: list[int] = []
     masks: list[int] = []
-    paths: dict[Level, list[int]] = {level: [] for level in LEVELS}
-    labels: dict[Level, list[tuple[str, str]]] = {level: [] for level in LEVELS}
+    paths: dict[TopologyLevel, list[int]] = {level: [] for level in LEVELS}
+    labels: dict[TopologyLevel, list[tuple[str, str]]] = {level: [] for level in LEVELS}
     vdcs: dict[str, str] = {}
     for inventory in ordered:
         check_columns(inventory.cluster, inventory.nodes)
@@ -100,12 +103,12 @@ def build_tree(inventories: Iterable[ClusterInventory]) -> Tree:
         keys = sorted(zip(columns.s2s, columns.s1s, columns.nodes, range(len(columns.nodes)), strict=True))
         for s2, s1, node, index in keys:
             if previous is None:
-                labels[Level.CLUSTER].append((inventory.cluster, inventory.cluster))
+                labels[TopologyLevel.CLUSTER].append((inventory.cluster, inventory.cluster))
             if previous is None or previous[0] != s2:
-                labels[Level.S2].append((s2, inventory.cluster))
+                labels[TopologyLevel.S2].append((s2, inventory.cluster))
             if previous != (s2, s1):
-                labels[Level.S1].append((s1, inventory.cluster))
-            labels[Level.NODE].append((node, inventory.cluster))
+                labels[TopologyLevel.S1].append((s1, inventory.cluster))
+            labels[TopologyLevel.NODE].append((node, inventory.cluster))
             for level in LEVELS:
                 paths[level].append(len(labels[level]) - 1)
             previous = (s2, s1)
@@ -125,7 +128,7 @@ def build_tree(inventories: Iterable[ClusterInventory]) -> Tree:
         free_masks=np.array(masks, dtype=np.uint64),
         levels=levels,
         vdc_of_cluster=vdcs,
-        class_of_row=_classes(type_of_row, levels[Level.S1], levels[Level.S2]),
+        class_of_row=_classes(type_of_row, levels[TopologyLevel.S1], levels[TopologyLevel.S2]),
     )
 
 
@@ -155,7 +158,7 @@ def check_columns(cluster: str, columns: NodeColumns) -> None:
             raise InventoryError(f"cluster {cluster}: node {node} has {gpus} GPUs but its free mask is {mask:#x}")
 
 
-def _domain_level(level: Level, path: Sequence[int], labels: Sequence[tuple[str, str]]) -> DomainLevel:
+def _domain_level(level: TopologyLevel, path: Sequence[int], labels: Sequence[tuple[str, str]]) -> DomainLevel:
     of_row = np.array(path, dtype=np.int64)
     starts = np.searchsorted(of_row, np.arange(len(labels) + 1)).astype(np.int64)
     return DomainLevel(

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from prescheduler.core.model import Constraint, GroupPlacement, Outcome, Plan, ServiceResult
+from prescheduler.core.model import Constraint, Outcome, Plan, ServiceResult
+from trimtab.domain.placement import GroupPlacement
 
 
 @dataclass(frozen=True, kw_only=True)

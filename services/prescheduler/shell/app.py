@@ -21,7 +21,7 @@ from trimtab.rpc.watch import WatchHub
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease, keep_lease
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ async def _serve(settings: PreSchedulerSettings, context: ServiceContext, store:
     clock = StoreClock(store)
     await clock.refresh()
     metrics = Metrics(context.registry)
-    lease = Lease(store, keys.PRESCHEDULER, f"{os.getpid()}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
+    lease = StoreLease(store, keys.PRESCHEDULER, f"{os.getpid()}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
     ledger = Ledger(store, kept_cycles=settings.kept_cycles)
     hub: WatchHub[scheduler_pb2.WatchCyclesResponse] = WatchHub(
         snapshot=tuple,
@@ -74,7 +74,7 @@ async def _serve(settings: PreSchedulerSettings, context: ServiceContext, store:
         await run_until_stopped(
             context,
             clock.run(context.stopping),
-            lease.run(context.stopping, on_change=leading),
+            keep_lease(lease, context.stopping, on_change=leading),
             scheduler.run(context),
             follow_cycles(ledger, publish, context),
         )

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from prescheduler.core.model import ClusterInventory, GroupPlacement
+from prescheduler.core.model import ClusterInventory
 from prescheduler.core.tree import InventoryError, check_columns
 from prescheduler.core.writes import ClusterWrite
 from prescheduler.shell import wire
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.placement import GroupPlacement, placement_to_proto
 from trimtab.rpc import clients
 from trimtab.rpc.errors import describe, error_info
 
@@ -89,7 +90,7 @@ class Clusters:
     ) -> WriteOutcome:
         """Everything that a cycle does to one cluster, in one call."""
         request = actuator_pb2.ApplyPlacementsRequest(
-            groups=[wire.group_placement_to_wire(group) for group in groups],
+            groups=[placement_to_proto(group) for group in groups],
             inventory_revision=inventory_revision,
             fencing=fencing,
             expire_time=wire.timestamp(expire_s),

@@ -9,10 +9,12 @@ from typing import cast
 
 import structlog
 
-from prescheduler.core.model import DeploymentGroup, GroupPlacement, ScalingRequest, ServiceResult
+from prescheduler.core.model import DeploymentGroup, ServiceResult
 from prescheduler.shell import wire
 from prescheduler.shell.parse import parse_request
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.placement import GroupPlacement
+from trimtab.domain.scaling import ScalingRequest
 from trimtab.rpc.validate import Violations
 from trimtab.store import keys
 from trimtab.store.client import Store

@@ -2,16 +2,15 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from prescheduler.core.model import Level, Role, RoleRequest, ScalingRequest
 from prescheduler.core.tree import MAX_GPUS_PER_NODE
-from prescheduler.shell.wire import seconds
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.scaling import ScalingRequest, request_from_proto
 from trimtab.rpc.validate import Violations
+from trimtab.words import MAX_ROLES
 
 MAX_REQUESTS = 10_000
 MAX_REPLICAS = 10_000
-MAX_ROLES = 8
 MAX_GPU_TYPES = 32
 MAX_PRIORITY = 1_000_000
 _LAST_SECOND = 253_402_300_799
@@ -54,15 +53,14 @@ def parse_request(message: scheduler_pb2.ScalingRequest, violations: Violations)
     if message.affinity:
         violations.enum_set("affinity", message.affinity, types_pb2.TopologyLevel)
     violations.require("roles", 1 <= len(message.roles) <= MAX_ROLES, f"must be 1 to {MAX_ROLES}")
-    roles: list[RoleRequest] = []
+    roles: set[int] = set()
     for index, item in enumerate(message.roles[:MAX_ROLES]):
         with violations.below(f"roles[{index}]"):
-            role = _parse_role(item, violations, alone=len(message.roles) == 1, partial=message.allow_partial)
-        if role is not None:
-            violations.require(
-                f"roles[{index}].role", all(other.role is not role.role for other in roles), "is asked for twice"
-            )
-            roles.append(role)
+            sound = len(violations.found)
+            _check_role(item, violations, alone=len(message.roles) == 1, partial=message.allow_partial)
+            if len(violations.found) == sound:
+                violations.require("role", item.role not in roles, "is asked for twice")
+                roles.add(item.role)
     for name in ("create_time", "expire_time"):
         stamp: Timestamp = getattr(message, name)
         inside = 0 <= stamp.seconds <= _LAST_SECOND and 0 <= stamp.nanos < 1_000_000_000
@@ -71,25 +69,10 @@ def parse_request(message: scheduler_pb2.ScalingRequest, violations: Violations)
         violations.bounded_string("replica_revisions", cluster, max_length=253)
     if len(violations.found) > before:
         return None
-    return ScalingRequest(
-        service=message.service,
-        decision_id=message.decision_id,
-        roles=tuple(roles),
-        affinity=Level.from_number(message.affinity) if message.affinity else Level.CLUSTER,
-        priority=message.priority,
-        allow_partial=message.allow_partial,
-        created_s=seconds(message.create_time) if message.HasField("create_time") else None,
-        expires_s=seconds(message.expire_time) if message.HasField("expire_time") else None,
-        writer=message.fencing.writer,
-        token=message.fencing.token,
-        clusters=frozenset(message.replica_revisions),
-    )
+    return request_from_proto(message)
 
 
-def _parse_role(
-    item: scheduler_pb2.RoleRequest, violations: Violations, *, alone: bool, partial: bool
-) -> RoleRequest | None:
-    before = len(violations.found)
+def _check_role(item: scheduler_pb2.RoleRequest, violations: Violations, *, alone: bool, partial: bool) -> None:
     violations.enum_set("role", item.role, types_pb2.Role)
     violations.require("replicas", item.replicas <= MAX_REPLICAS, f"is {item.replicas}, at most {MAX_REPLICAS}")
     violations.require(
@@ -105,15 +88,4 @@ def _parse_role(
     violations.require("ratio_part", item.ratio_part <= MAX_REPLICAS, f"is {item.ratio_part}, at most {MAX_REPLICAS}")
     violations.require(
         "ratio_part", alone or not partial or item.ratio_part > 0, "is required with allow_partial and several roles"
-    )
-    if len(violations.found) > before:
-        return None
-    return RoleRequest(
-        role=Role.from_number(item.role),
-        replicas=item.replicas,
-        gpus_per_replica=item.gpus_per_replica,
-        gpu_types=tuple(item.gpu_types),
-        model=item.model,
-        profile=item.profile,
-        ratio_part=max(1, item.ratio_part),
     )

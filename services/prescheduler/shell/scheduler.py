@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from prescheduler.core.groups import list_groups
-from prescheduler.core.model import GroupPlacement, MissingCluster, Outcome, Plan, ScalingRequest, ServiceResult
+from prescheduler.core.model import MissingCluster, Outcome, Plan, ServiceResult
 from prescheduler.core.pacing import Pace, note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.settle import settle
@@ -24,6 +24,8 @@ from prescheduler.shell.metrics import Metrics
 from prescheduler.shell.settings import PreSchedulerSettings
 from prescheduler.shell.writer import NotLeading, Writer
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.placement import GroupPlacement
+from trimtab.domain.scaling import ScalingRequest
 from trimtab.rpc.errors import FailedPrecondition, Unavailable
 from trimtab.rpc.run import ServiceContext
 from trimtab.store.clock import StoreClock

@@ -7,13 +7,13 @@ from typing import Any
 
 from prescheduler.core.domains import list_domains
 from prescheduler.core.groups import list_groups
-from prescheduler.core.model import ScalingRequest
 from prescheduler.core.tree import build_tree
 from prescheduler.shell import wire
 from prescheduler.shell.ledger import Ledger
 from prescheduler.shell.parse import parse_schedule
 from prescheduler.shell.scheduler import Scheduler
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from trimtab.domain.scaling import ScalingRequest
 from trimtab.rpc.errors import AlreadyExists
 from trimtab.rpc.validate import Violations
 from trimtab.rpc.watch import WatchHub

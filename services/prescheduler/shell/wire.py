@@ -5,24 +5,17 @@ from collections.abc import Iterable
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from prescheduler.core.domains import DomainRow
-from prescheduler.core.model import (
-    ClusterInventory,
-    Constraint,
-    DeploymentGroup,
-    GroupPlacement,
-    Level,
-    NodeColumns,
-    Outcome,
-    ReplicaPlacement,
-    Role,
-    ScaledReplica,
-    ScaleIn,
-    ServiceResult,
-    SubgroupClass,
-)
+from prescheduler.core.model import ClusterInventory, Constraint, DeploymentGroup, Outcome, ScaledReplica, ServiceResult
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.inventory import columns_from_proto
+from trimtab.domain.placement import (
+    SubgroupClass,
+    placement_from_proto,
+    placement_to_proto,
+)
+from trimtab.words import Role, TopologyLevel
 
 _LEAVING = (types_pb2.LIFE_CYCLE_DRAINING, types_pb2.LIFE_CYCLE_TERMINATING)
 
@@ -48,19 +41,10 @@ def inventory(
 
     Pooled replicas are none of the pre-scheduler's. Raises ``ValueError`` for a role unknown to this release.
     """
-    table = nodes.nodes
     return ClusterInventory(
         cluster=nodes.cluster,
         inventory_revision=nodes.inventory_revision,
-        nodes=NodeColumns(
-            nodes=tuple(table.nodes),
-            vdcs=tuple(table.vdcs),
-            s2s=tuple(table.s2s),
-            s1s=tuple(table.s1s),
-            gpu_types=tuple(table.gpu_types),
-            gpus=tuple(table.gpus),
-            free_gpu_masks=tuple(table.free_gpu_masks),
-        ),
+        nodes=columns_from_proto(nodes.nodes),
         replicas=tuple(
             ScaledReplica(
                 name=item.replica,
@@ -83,39 +67,13 @@ def _is_leaving(replica: actuator_pb2.Replica) -> bool:
     )
 
 
-def group_placement_to_wire(group: GroupPlacement) -> scheduler_pb2.GroupPlacement:
-    """One group's part of a cycle."""
-    return scheduler_pb2.GroupPlacement(
-        group=group.group,
-        service=group.service,
-        cluster=group.cluster,
-        domain=group.domain,
-        domain_level=_level(group.level),
-        subgroup_class=_class(group.subgroup_class),
-        add=[
-            scheduler_pb2.ReplicaPlacement(
-                replica=item.replica,
-                role=_role(item.role),
-                node=item.node,
-                gpu_indices=item.gpu_indices,
-                model=item.model,
-                profile=item.profile,
-                gpu_type=item.gpu_type,
-            )
-            for item in group.add
-        ],
-        remove=[scheduler_pb2.ScaleIn(role=_role(item.role), count=item.count) for item in group.remove],
-        decision_id=group.decision_id,
-    )
-
-
 def result_to_wire(result: ServiceResult) -> scheduler_pb2.ScalingResult:
     """One request's result."""
     return scheduler_pb2.ScalingResult(
         service=result.service,
         decision_id=result.decision_id,
         outcome=scheduler_pb2.SchedulingOutcome.ValueType(int(result.outcome)),
-        groups=[group_placement_to_wire(group) for group in result.groups],
+        groups=[placement_to_proto(group) for group in result.groups],
         binding_constraint=scheduler_pb2.BindingConstraint.ValueType(int(result.constraint)),
         detail=result.detail,
     )
@@ -129,31 +87,7 @@ def result_from_wire(message: scheduler_pb2.ScalingResult) -> ServiceResult:
         outcome=Outcome(message.outcome),
         constraint=Constraint(message.binding_constraint),
         detail=message.detail,
-        groups=tuple(
-            GroupPlacement(
-                group=group.group,
-                service=group.service,
-                cluster=group.cluster,
-                domain=group.domain,
-                level=Level.from_number(group.domain_level),
-                subgroup_class=SubgroupClass(group.subgroup_class),
-                decision_id=group.decision_id,
-                add=tuple(
-                    ReplicaPlacement(
-                        replica=item.replica,
-                        role=Role.from_number(item.role),
-                        node=item.node,
-                        gpu_indices=tuple(item.gpu_indices),
-                        gpu_type=item.gpu_type,
-                        model=item.model,
-                        profile=item.profile,
-                    )
-                    for item in group.add
-                ),
-                remove=tuple(ScaleIn(role=Role.from_number(item.role), count=item.count) for item in group.remove),
-            )
-            for group in message.groups
-        ),
+        groups=tuple(placement_from_proto(group) for group in message.groups),
     )
 
 
@@ -187,7 +121,7 @@ def _role(role: Role) -> types_pb2.Role.ValueType:
     return types_pb2.Role.ValueType(role.number)
 
 
-def _level(level: Level) -> types_pb2.TopologyLevel.ValueType:
+def _level(level: TopologyLevel) -> types_pb2.TopologyLevel.ValueType:
     return types_pb2.TopologyLevel.ValueType(level.number)
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import structlog
 
 from prescheduler.core.admission import clock_text
-from prescheduler.core.model import GroupPlacement, MissingCluster, Plan
+from prescheduler.core.model import MissingCluster, Plan
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from prescheduler.shell.clusters import Clusters, View
 from prescheduler.shell.ledger import Ledger
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.placement import GroupPlacement
 from trimtab.store import keys
 from trimtab.store.clock import StoreClock
 from trimtab.store.lease import Lease

@@ -13,13 +13,14 @@ from aiohttp import web
 from actuator.core.model import ActionKind, Gpu
 from actuator.core.world import Action, Listed, Node, Outcome, RunState
 from actuator.shell.backend import BackendError
+from actuator.shell.engine_client import Gauges
 from actuator.shell.executor import Executor
 from actuator.shell.gpu_exporter import read_memory
 from actuator.shell.local_backend import LocalBackend
 from actuator.shell.observer import Observer, look
 from actuator.shell.settings import ActuatorSettings
 from actuator.shell.static_backend import StaticBackend, TargetsFileError
-from actuator.shell.vllm_client import Gauges, VllmClient, VllmError, parse_gauges
+from actuator.shell.vllm_client import VllmClient, VllmError, parse_gauges
 from tests.support.old_vllm import OldVllm
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.config.settings import SettingsError, load_settings

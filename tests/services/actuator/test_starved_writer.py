@@ -22,7 +22,7 @@ from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 
 NAME = keys.actuator("local")
 NOW_S = 100.0
@@ -70,8 +70,8 @@ class Cluster:
         # The process stands still for so long before it takes the next answer to its lease up.
         self.late_s = 0.0
         answers_late: Any = SimpleNamespace(redis=SimpleNamespace(register_script=self._register_script))
-        self.lease = Lease(answers_late, NAME, "me", TTL_S, monotonic=self.clock)
-        self.other = Lease(store, NAME, "other", TTL_S)
+        self.lease = StoreLease(answers_late, NAME, "me", TTL_S, monotonic=self.clock)
+        self.other = StoreLease(store, NAME, "other", TTL_S)
         self.records = Starved(store)
         self.world = World(listed={})
         parts: Any = ControllerParts(

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lab.commands import evaluate
 from lab.evaluation.bars import Bar, at_least, at_most
 from lab.evaluation.study import Evaluation, geometric_mean
 from lab.evaluation.summaries import Case
 from lab.evaluation.tuning import read_tuned
 from tests.unit.lab.evaluation.made_up import suite, tunable
-from trimtab.cli import evaluate
 from trimtab.cli.main import app
 
 FAILING = Case("fast", "one", 2)

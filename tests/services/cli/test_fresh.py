@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.commands.fresh import MARKER_NAME, fresh_folder
 from tests.services.cli.test_errors import run, the_line
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError
-from trimtab.cli.fresh import MARKER_NAME, fresh_folder
 from trimtab.cli.local import lock_folder
+from trimtab.cli_errors import CommandError
 
 COMMANDS = ["chaos", "demo"]
 

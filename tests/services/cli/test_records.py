@@ -20,8 +20,10 @@ from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2, policy_pb2_grpc
 from trimtab.cli import decisions as decisions_module
 from trimtab.cli.main import main
-from trimtab.cli.records import operation_lines, pre_warming_row, pre_warmings, table_of
-from trimtab.cli.status import Picture, render
+from trimtab.cli.records import table_of
+from trimtab.cli.status import render
+from trimtab.views.decisions import newest_rows, operation_lines, pre_warming_row, pre_warmings
+from trimtab.views.status import Answers
 
 RUNNING, SUCCEEDED = actuator_pb2.OPERATION_STATE_RUNNING, actuator_pb2.OPERATION_STATE_SUCCEEDED
 CANCELLED, ROLLED_BACK = actuator_pb2.OPERATION_STATE_CANCELLED, actuator_pb2.OPERATION_STATE_ROLLED_BACK
@@ -145,14 +147,14 @@ def test_only_pre_warmings_of_the_subject_are_taken() -> None:
 
 def test_the_table_is_by_time_and_no_longer_than_asked_for() -> None:
     decisions = [transition(BEGUN_S + 60, "d-new"), transition(BEGUN_S - 60, "d-old")]
-    shown = text_of(table_of(decisions, [prewarm(SUCCEEDED)], limit=2, width=200)).splitlines()
+    shown = text_of(table_of(newest_rows(decisions, [prewarm(SUCCEEDED)], limit=2), width=200)).splitlines()
     assert [line.split()[1] for line in shown[1:]] == ["d-new", "o-1"]
 
 
 def test_in_a_narrow_terminal_the_reason_has_lines_of_its_own() -> None:
     decision = transition(BEGUN_S, "d-01a22dbc5cfc-0")
     decision.reason = "chat: Z = 0.07 is critical; wakes chat-node-0-0, releases code-node-0-0"
-    lines = text_of(table_of([decision], limit=5, width=80), 80).splitlines()
+    lines = text_of(table_of(newest_rows([decision], limit=5), width=80), 80).splitlines()
     assert [line.rstrip() for line in lines[1:]] == [
         "14:13:20  d-01a22dbc5cfc-0  shared  rebalance  succeeded",
         "          chat: Z = 0.07 is critical; wakes chat-node-0-0, releases",
@@ -165,8 +167,8 @@ def test_the_status_shows_it_with_its_pool_while_it_is_under_way(width: int) -> 
     pools = [policy_pb2.PoolStatus(pool="shared"), policy_pb2.PoolStatus(pool="far")]
     status = policy_pb2.GetStatusResponse(leader=True, pools=pools)
     running = "pre-warming o-1 since 14:13:20: code-0 boots ahead of need"
-    assert running in text_of(render(Picture(status=status, decisions=(), warmed=[prewarm()]), width=width), width)
-    ended = Picture(status=status, decisions=(), warmed=[prewarm(ROLLED_BACK, detail="chat suffers")])
+    assert running in text_of(render(Answers(status=status, decisions=(), warmed=[prewarm()]), width=width), width)
+    ended = Answers(status=status, decisions=(), warmed=[prewarm(ROLLED_BACK, detail="chat suffers")])
     shown = text_of(render(ended, width=width), width)
     assert "since" not in shown
     assert "rolled-back" in shown

@@ -17,7 +17,8 @@ import pytest
 from tests.services.cli.test_errors import POOL
 from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
 from trimtab.cli import up
-from trimtab.cli.connect import Endpoints, open_services
+from trimtab.cli.connect import open_services
+from trimtab.cli.endpoints import Endpoints
 from trimtab.cli.main import main
 
 POLICY = """

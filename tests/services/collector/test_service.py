@@ -568,14 +568,13 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
 
 
 @pytest.fixture
-async def actuator(free_ports) -> AsyncIterator[tuple[FakeActuator, str, RpcServer]]:
+async def actuator() -> AsyncIterator[tuple[FakeActuator, str, RpcServer]]:
     fake = FakeActuator()
-    (port,) = free_ports(1)
     context = ServiceContext("actuator")
-    server = RpcServer(ServiceSettings(listen=f"127.0.0.1:{port}", drain_grace_s=0.1), context)
+    server = RpcServer(ServiceSettings(listen="127.0.0.1:0", drain_grace_s=0.1), context)
     server.add(actuator_pb2_grpc.add_ActuatorServiceServicer_to_server, fake, "trimtab.actuator.v1.ActuatorService")
     await server.start()
-    yield fake, f"127.0.0.1:{port}", server
+    yield fake, f"127.0.0.1:{server.port}", server
     await server.drain()
 
 
@@ -645,7 +644,7 @@ async def test_changes_of_replicas_are_followed(start_collector, page_server, vl
 
 
 async def test_a_lost_actuator_keeps_its_last_replicas_and_says_so(
-    start_collector, page_server, vllm_page, actuator, free_ports
+    start_collector, page_server, vllm_page, actuator
 ) -> None:
     fake, address, server = actuator
     page = await page_server(serving(growing(vllm_page)))

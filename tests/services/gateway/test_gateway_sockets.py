@@ -472,7 +472,7 @@ async def test_busy_port_is_one_clear_line(gateway):
     from trimtab.rpc.run import ServiceContext
 
     await two_servers(gateway)
-    again = GatewaySettings.model_validate({"listen": gateway.settings.listen, "actuators": gateway.settings.actuators})
+    again = GatewaySettings.model_validate({"listen": gateway.address, "actuators": gateway.settings.actuators})
     with pytest.raises(StartupError, match="in use"):
         await serve(again, ServiceContext("gateway"))
 

@@ -20,7 +20,7 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore
-from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.lease import StoreLease, fenced_write
 from trimtab.store.registry import EndpointRegistry, service_bytes
 
 ROUTABLE, DRAINING = pb.ENDPOINT_STATE_ROUTABLE, pb.ENDPOINT_STATE_DRAINING
@@ -34,7 +34,7 @@ class Writer:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.registry = EndpointRegistry(store, "local")
-        self.lease = Lease(store, OWNER, "writer", 60.0)
+        self.lease = StoreLease(store, OWNER, "writer", 60.0)
         self.token = 1
 
     async def reign(self) -> None:

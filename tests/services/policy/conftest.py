@@ -12,6 +12,7 @@ import pytest
 
 from policy_engine.shell.app import serve
 from policy_engine.shell.settings import EngineSettings
+from tests.support.serving import ANY_PORT, bound_port
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
@@ -248,15 +249,15 @@ class RunningEngine:
 
 
 @pytest.fixture
-async def fake_actuator(free_port: int) -> AsyncIterator[FakeActuator]:
-    async with run_actuator(FakeActuator(), free_port) as actuator:
+async def fake_actuator() -> AsyncIterator[FakeActuator]:
+    async with run_actuator(FakeActuator()) as actuator:
         yield actuator
 
 
 @asynccontextmanager
-async def run_actuator(actuator: FakeActuator, port: int) -> AsyncIterator[FakeActuator]:
+async def run_actuator(actuator: FakeActuator) -> AsyncIterator[FakeActuator]:
     context = ServiceContext("actuator")
-    server = RpcServer(ServiceSettings(listen=f"127.0.0.1:{port}", drain_grace_s=0), context)
+    server = RpcServer(ServiceSettings(listen=ANY_PORT, drain_grace_s=0), context)
     server.add(actuator_pb2_grpc.add_ActuatorServiceServicer_to_server, actuator, "trimtab.actuator.v1.ActuatorService")
     await server.start()
     actuator.address = f"127.0.0.1:{server.port}"
@@ -273,16 +274,13 @@ def windows(store: Store) -> Windows:
 
 
 @pytest.fixture
-async def start_engine(
-    store_url: str, free_ports: Callable[[int], list[int]]
-) -> AsyncIterator[Callable[..., Awaitable[RunningEngine]]]:
+async def start_engine(store_url: str) -> AsyncIterator[Callable[..., Awaitable[RunningEngine]]]:
     """`await start_engine(fake_actuator, **settings)`: an engine that serves; stopped at the end of the test."""
     async with AsyncExitStack() as stack:
 
         async def start(actuator: FakeActuator | None, **more: object) -> RunningEngine:
-            port = free_ports(1)[0]
             values: dict[str, object] = {
-                "listen": f"127.0.0.1:{port}",
+                "listen": ANY_PORT,
                 "store_url": store_url,
                 "actuators": {"local": actuator.address} if actuator is not None else {},
                 "tick_interval_s": 0.05,
@@ -296,16 +294,16 @@ async def start_engine(
             settings = EngineSettings.model_validate(values)
             context = ServiceContext("policy-engine")
             task = asyncio.create_task(serve(settings, context))
-            dialled: grpc.aio.Channel = channel(f"127.0.0.1:{port}")
-            stack.push_async_callback(dialled.close)
-            engine = RunningEngine(context, task, policy_pb2_grpc.PolicyServiceStub(dialled))
 
             async def end() -> None:
                 context.stopping.set()
                 await asyncio.wait({task}, timeout=10)
 
             stack.push_async_callback(end)
-            give_up = time.monotonic() + 10
+            dialled: grpc.aio.Channel = channel(f"127.0.0.1:{await bound_port(context, task)}")
+            stack.push_async_callback(dialled.close)
+            engine = RunningEngine(context, task, policy_pb2_grpc.PolicyServiceStub(dialled))
+            give_up = time.monotonic() + 30
             while True:
                 if task.done():
                     task.result()

@@ -12,6 +12,7 @@ import pytest
 
 from prescheduler.shell.app import serve
 from prescheduler.shell.settings import PreSchedulerSettings
+from tests.support.serving import ANY_PORT, bound_port
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -89,10 +90,10 @@ class Running:
 
 
 @asynccontextmanager
-async def prescheduler(store: Store, url: str, port: int, *actuators, **more) -> AsyncIterator[Running]:
+async def prescheduler(store: Store, url: str, *actuators, **more) -> AsyncIterator[Running]:
     settings = PreSchedulerSettings(
         **{
-            "listen": f"127.0.0.1:{port}",
+            "listen": ANY_PORT,
             "store_url": url,
             "actuators": {item.cluster: item.address for item in actuators},
             "cycle_s": 0.2,
@@ -106,7 +107,7 @@ async def prescheduler(store: Store, url: str, port: int, *actuators, **more) ->
     )
     context = ServiceContext("prescheduler")
     task = asyncio.create_task(serve(settings, context))
-    channel = clients.channel(f"127.0.0.1:{port}")
+    channel = clients.channel(f"127.0.0.1:{await bound_port(context, task)}")
     try:
         await asyncio.wait_for(channel.channel_ready(), 5)
         yield Running(scheduler_pb2_grpc.PreSchedulerServiceStub(channel), store, context, settings)
@@ -116,9 +117,9 @@ async def prescheduler(store: Store, url: str, port: int, *actuators, **more) ->
         await asyncio.wait_for(task, 10)
 
 
-async def test_request_is_placed_once_and_nothing_is_written_after(store, store_url, free_port, start_actuator) -> None:
+async def test_request_is_placed_once_and_nothing_is_written_after(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await running.ask(wanted())
         result = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
         length = await store.redis.xlen(keys.cycles())
@@ -141,7 +142,7 @@ async def test_request_is_placed_once_and_nothing_is_written_after(store, store_
     ],
 )
 async def test_scale_in_is_asked_for_once_while_the_operation_runs(
-    store, store_url, free_port, start_actuator, kind, state
+    store, store_url, start_actuator, kind, state
 ) -> None:
     """The victim looks active for a while after the write was accepted: it must not cost a second one."""
     actuator, _ = await start_actuator("a", ROWS)
@@ -160,7 +161,7 @@ async def test_scale_in_is_asked_for_once_while_the_operation_runs(
             steps=[actuator_pb2.OperationStep(kind=kind, replica="d2", state=state)],
         )
     )
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await running.ask(wanted())
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_UNCHANGED)
         assert actuator.writes == []
@@ -176,11 +177,9 @@ async def test_scale_in_is_asked_for_once_while_the_operation_runs(
     assert cuts == [("g", D, 1)]
 
 
-async def test_denial_names_its_constraint_and_ends_when_there_is_room(
-    store, store_url, free_port, start_actuator
-) -> None:
+async def test_denial_names_its_constraint_and_ends_when_there_is_room(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", SMALL)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await running.ask(wanted(decode=3))
         denied = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_DENIED)
         assert denied.binding_constraint == scheduler_pb2.BINDING_CONSTRAINT_CAPACITY
@@ -192,10 +191,10 @@ async def test_denial_names_its_constraint_and_ends_when_there_is_room(
         assert len(actuator.replicas) == 4
 
 
-async def test_old_inventory_is_refused_and_the_next_cycle_places(store, store_url, free_port, start_actuator) -> None:
+async def test_old_inventory_is_refused_and_the_next_cycle_places(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
     actuator.race = True
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         watch = await running.watch()
         await running.ask(wanted())
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
@@ -210,17 +209,16 @@ async def test_old_inventory_is_refused_and_the_next_cycle_places(store, store_u
     assert len(actuator.replicas) == 3
 
 
-async def test_silent_cluster_is_named_and_what_it_holds_stays(store, store_url, free_ports, start_actuator) -> None:
+async def test_silent_cluster_is_named_and_what_it_holds_stays(store, store_url, start_actuator) -> None:
     big, server = await start_actuator("a", ROWS)
     small, _ = await start_actuator("b", [("s2-0", "s1-0", "n0", "H20", 8, 4)])
-    ports = free_ports(2)
-    async with prescheduler(store, store_url, ports[0], big, small) as running:
+    async with prescheduler(store, store_url, big, small) as running:
         await running.ask(wanted(decode=4))
         placed = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
         assert {group.cluster for group in placed.groups} == {"a"}
     await server.stop(0)
     # A new process knows from the store alone what the silent cluster holds.
-    async with prescheduler(store, store_url, ports[1], big, small) as running:
+    async with prescheduler(store, store_url, big, small) as running:
         await running.ask(wanted(decode=4), wanted("other", decode=2))
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, "other")
         held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
@@ -232,36 +230,31 @@ async def test_silent_cluster_is_named_and_what_it_holds_stays(store, store_url,
     assert {item.cluster for item in topology.domains} == {"b"}
 
 
-async def test_slow_cluster_delays_the_others_no_longer_than_its_timeout(
-    store, store_url, free_port, start_actuator
-) -> None:
+async def test_slow_cluster_delays_the_others_no_longer_than_its_timeout(store, store_url, start_actuator) -> None:
     slow, _ = await start_actuator("a", ROWS)
     quick, _ = await start_actuator("b", ROWS)
     slow.delay_s = 30.0
-    async with prescheduler(store, store_url, free_port, slow, quick) as running:
+    async with prescheduler(store, store_url, slow, quick) as running:
         await running.ask(wanted())
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
         assert len(quick.replicas) == 3
 
 
-async def test_store_that_lost_its_tokens_catches_up_with_the_actuators(
-    store, store_url, free_port, start_actuator
-) -> None:
+async def test_store_that_lost_its_tokens_catches_up_with_the_actuators(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
     actuator.highest_token = 50
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await running.ask(wanted())
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
     assert [write.fencing.token for write in actuator.writes] == [51]
 
 
-async def test_write_without_a_reply_is_not_repeated_elsewhere(store, store_url, free_ports, start_actuator) -> None:
+async def test_write_without_a_reply_is_not_repeated_elsewhere(store, store_url, start_actuator) -> None:
     """The service may live in the first cluster by now; no process places it in the second."""
     first, server = await start_actuator("a", ROWS)
     second, _ = await start_actuator("b", [("s2-0", "s1-0", "n0", "H20", 8, 8), ("s2-0", "s1-0", "n1", "H20", 8, 8)])
     first.hang_writes = True
-    ports = free_ports(2)
-    async with prescheduler(store, store_url, ports[0], first, second) as running:
+    async with prescheduler(store, store_url, first, second) as running:
         watch = await running.watch()
         await running.ask(wanted())
         held: list[scheduler_pb2.ScalingResult] = []
@@ -275,19 +268,17 @@ async def test_write_without_a_reply_is_not_repeated_elsewhere(store, store_url,
         assert (first.attempts, second.attempts) == (1, 0)
         await server.stop(0)
         await asyncio.sleep(0.5)
-    async with prescheduler(store, store_url, ports[1], first, second) as running:
+    async with prescheduler(store, store_url, first, second) as running:
         last = await running.says("holds replicas of chat")
         assert last.outcome == scheduler_pb2.SCHEDULING_OUTCOME_HELD
         await asyncio.sleep(0.5)
     assert second.writes == []
 
 
-async def test_write_without_a_reply_is_made_again_after_it_expired(
-    store, store_url, free_port, start_actuator
-) -> None:
+async def test_write_without_a_reply_is_made_again_after_it_expired(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
     actuator.hang_writes = True
-    async with prescheduler(store, store_url, free_port, actuator, placement_ttl_s=1.5) as running:
+    async with prescheduler(store, store_url, actuator, placement_ttl_s=1.5) as running:
         await running.ask(wanted())
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
         actuator.hang_writes = False
@@ -295,21 +286,19 @@ async def test_write_without_a_reply_is_made_again_after_it_expired(
     assert (actuator.attempts, len(actuator.replicas)) == (2, 3)
 
 
-async def test_actuator_of_another_cluster_is_left_out(store, store_url, free_port, start_actuator) -> None:
+async def test_actuator_of_another_cluster_is_left_out(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuators={"b": actuator.address}) as running:
+    async with prescheduler(store, store_url, actuators={"b": actuator.address}) as running:
         await running.ask(wanted())
         held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
         assert "its actuator says that it is of cluster 'a'" in held.detail
     assert actuator.writes == []
 
 
-async def test_table_that_contradicts_itself_leaves_its_cluster_out(
-    store, store_url, free_port, start_actuator
-) -> None:
+async def test_table_that_contradicts_itself_leaves_its_cluster_out(store, store_url, start_actuator) -> None:
     bad, _ = await start_actuator("a", [*ROWS, ROWS[0]])
     good, _ = await start_actuator("b", ROWS)
-    async with prescheduler(store, store_url, free_port, bad, good) as running:
+    async with prescheduler(store, store_url, bad, good) as running:
         await running.ask(wanted())
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
         topology = await running.stub.GetTopology(scheduler_pb2.GetTopologyRequest(), timeout=5)
@@ -324,11 +313,9 @@ async def test_table_that_contradicts_itself_leaves_its_cluster_out(
         ({"fencing": {"token": 2}}, scheduler_pb2.BINDING_CONSTRAINT_FENCED_OFF),
     ],
 )
-async def test_expired_and_fenced_off_requests_are_held(
-    store, store_url, free_port, start_actuator, change, constraint
-) -> None:
+async def test_expired_and_fenced_off_requests_are_held(store, store_url, start_actuator, change, constraint) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await running.ask(wanted("fresh"), wanted(**change))
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, "fresh")
         held = await running.until(scheduler_pb2.SCHEDULING_OUTCOME_HELD)
@@ -336,9 +323,9 @@ async def test_expired_and_fenced_off_requests_are_held(
         assert {item.service for item in actuator.replicas.values()} == {"fresh"}
 
 
-async def test_request_that_does_not_parse_is_held_with_the_field(store, store_url, free_port, start_actuator) -> None:
+async def test_request_that_does_not_parse_is_held_with_the_field(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         bad = wanted("bad")
         bad.roles[0].gpus_per_replica = 0
         await running.ask(wanted(), bad)
@@ -347,15 +334,14 @@ async def test_request_that_does_not_parse_is_held_with_the_field(store, store_u
         assert "roles[0].gpus_per_replica: is 0" in held.detail
 
 
-async def test_second_process_waits_and_takes_over(store, store_url, free_ports, start_actuator) -> None:
+async def test_second_process_waits_and_takes_over(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    ports = free_ports(2)
     async with AsyncExitStack() as stack:
         first_run = AsyncExitStack()
-        first = await first_run.enter_async_context(prescheduler(store, store_url, ports[0], actuator))
+        first = await first_run.enter_async_context(prescheduler(store, store_url, actuator))
         async with first_run:
             await _leader(first)
-            second = await stack.enter_async_context(prescheduler(store, store_url, ports[1], actuator))
+            second = await stack.enter_async_context(prescheduler(store, store_url, actuator))
             await first.ask(wanted())
             await first.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -369,10 +355,10 @@ async def test_second_process_waits_and_takes_over(store, store_url, free_ports,
     assert [write.fencing.token for write in actuator.writes] == [1, 2]
 
 
-async def test_stalled_leader_writes_nothing_after_it_was_replaced(store, store_url, free_port, start_actuator) -> None:
+async def test_stalled_leader_writes_nothing_after_it_was_replaced(store, store_url, start_actuator) -> None:
     """Case 18: by its own clock it still leads, but a newer token was handed out and shown to the actuator."""
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator, lease_ttl_s=30) as running:
+    async with prescheduler(store, store_url, actuator, lease_ttl_s=30) as running:
         await _leader(running)
         await store.redis.incr(keys.lease_token(keys.PRESCHEDULER))
         await running.ask(wanted())
@@ -400,9 +386,9 @@ async def _leader(running: Running) -> int:
         await asyncio.sleep(0.02)
 
 
-async def test_schedule_validates_without_doing(store, store_url, free_port, start_actuator) -> None:
+async def test_schedule_validates_without_doing(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         call = scheduler_pb2.ScheduleRequest(requests=[wanted()], validate_only=True)
         answer = await running.stub.Schedule(call, timeout=5)
         assert [item.outcome for item in answer.cycle.results] == [scheduler_pb2.SCHEDULING_OUTCOME_PLACED]
@@ -410,9 +396,9 @@ async def test_schedule_validates_without_doing(store, store_url, free_port, sta
         assert await store.redis.exists(keys.schedule_results(), keys.cycles(), keys.deployment_groups()) == 0
 
 
-async def test_schedule_with_a_known_request_id_answers_the_same(store, store_url, free_port, start_actuator) -> None:
+async def test_schedule_with_a_known_request_id_answers_the_same(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await _leader(running)
         call = scheduler_pb2.ScheduleRequest(requests=[wanted()], request_id="once")
         first = await running.stub.Schedule(call, timeout=5)
@@ -425,11 +411,9 @@ async def test_schedule_with_a_known_request_id_answers_the_same(store, store_ur
         assert error_reason(refused.value) == "REQUEST_ID_REUSED"
 
 
-async def test_a_retry_that_overtakes_its_first_attempt_gets_the_same_answer(
-    store, store_url, free_port, start_actuator
-) -> None:
+async def test_a_retry_that_overtakes_its_first_attempt_gets_the_same_answer(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await _leader(running)
         call = scheduler_pb2.ScheduleRequest(requests=[wanted()], request_id="once")
         answers = await asyncio.gather(*(running.stub.Schedule(call, timeout=5) for _ in range(3)))
@@ -437,9 +421,9 @@ async def test_a_retry_that_overtakes_its_first_attempt_gets_the_same_answer(
     assert answers[0].cycle.results[0].outcome == scheduler_pb2.SCHEDULING_OUTCOME_PLACED
 
 
-async def test_a_watcher_sees_every_cycle_once(store, store_url, free_port, start_actuator) -> None:
+async def test_a_watcher_sees_every_cycle_once(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         watch = await running.watch()
         await running.ask(wanted())
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
@@ -451,9 +435,9 @@ async def test_a_watcher_sees_every_cycle_once(store, store_url, free_port, star
     assert len(seen) == len(set(seen)) >= 1
 
 
-async def test_bad_call_names_every_field(store, store_url, free_port, start_actuator) -> None:
+async def test_bad_call_names_every_field(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         bad = scheduler_pb2.ScalingRequest(service="Not A Name", allow_partial=True)
         bad.create_time.nanos = -1
         bad.roles.add(role=P, replicas=1, gpus_per_replica=65, model="m")
@@ -480,9 +464,9 @@ async def test_bad_call_names_every_field(store, store_url, free_port, start_act
     assert [item.field for item in field_violations(empty.value)] == ["requests"]
 
 
-async def test_groups_are_listed_page_by_page(store, store_url, free_port, start_actuator) -> None:
+async def test_groups_are_listed_page_by_page(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await running.ask(wanted("one"), wanted("two"), wanted("three"))
         for service in ("one", "two", "three"):
             await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, service)
@@ -506,9 +490,9 @@ async def test_groups_are_listed_page_by_page(store, store_url, free_port, start
     assert list(only.groups) == [found[2]]
 
 
-async def test_result_of_a_request_that_is_gone_is_gone(store, store_url, free_port, start_actuator) -> None:
+async def test_result_of_a_request_that_is_gone_is_gone(store, store_url, start_actuator) -> None:
     actuator, _ = await start_actuator("a", ROWS)
-    async with prescheduler(store, store_url, free_port, actuator) as running:
+    async with prescheduler(store, store_url, actuator) as running:
         await running.ask(wanted(), wanted("other"))
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED)
         await running.until(scheduler_pb2.SCHEDULING_OUTCOME_PLACED, "other")

@@ -9,7 +9,7 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.documents import Documents
 from trimtab.store.errors import CorruptEntry, EtagMismatch, FencedOff
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 
 OWNER = keys.POLICY_ENGINE
 
@@ -105,11 +105,11 @@ async def test_written_time_is_the_stores(store: Store, documents: Documents[typ
 
 
 async def test_a_fenced_off_writer_changes_nothing(store: Store, documents: Documents[types_pb2.Fencing]) -> None:
-    old = Lease(store, OWNER, "old")
+    old = StoreLease(store, OWNER, "old")
     token = await old.acquire_or_renew()
     await documents.put("a", fencing(1), token=token)
     await old.release()
-    await Lease(store, OWNER, "new").acquire_or_renew()
+    await StoreLease(store, OWNER, "new").acquire_or_renew()
     with pytest.raises(FencedOff):
         await documents.put("a", fencing(2), token=token)
     with pytest.raises(FencedOff):

@@ -10,7 +10,7 @@ from trimtab.api.actuator.v1 import registry_pb2
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import CorruptEntry, FencedOff
-from trimtab.store.lease import Lease, fenced_write
+from trimtab.store.lease import StoreLease, fenced_write
 from trimtab.store.news import follow_news
 from trimtab.store.registry import HEAD, EndpointRegistry, service_bytes
 
@@ -65,7 +65,7 @@ async def test_a_set_is_read_back_whole_and_a_change_writes_only_what_changed(st
 
 
 async def test_an_old_reign_writes_nothing_any_more(store: Store) -> None:
-    old, new = Lease(store, OWNER, "a", 0.2), Lease(store, OWNER, "b", 30.0)
+    old, new = StoreLease(store, OWNER, "a", 0.2), StoreLease(store, OWNER, "b", 30.0)
     old_token = await old.acquire_or_renew()
     await asyncio.sleep(0.3)
     new_token = await new.acquire_or_renew()
@@ -99,7 +99,7 @@ async def test_a_gateway_speaks_and_sees_in_one_step_who_writes_there(store: Sto
     heard = await registry.speak(pb.AcknowledgeEndpointsRequest(gateway="g", sequence=1), is_news=False)
     assert (heard.head, heard.has_leader) == (None, False)
     await write(store, None, services(chat=pb.ENDPOINT_STATE_ROUTABLE), revision=7)
-    lease = Lease(store, OWNER, "a", 30.0)
+    lease = StoreLease(store, OWNER, "a", 30.0)
     await lease.acquire_or_renew()
     word = pb.AcknowledgeEndpointsRequest(gateway="g", revision=7, sequence=2)
     heard = await registry.speak(word, is_news=True)

@@ -11,7 +11,7 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore
 from trimtab.store.errors import FencedOff, StoreUnavailable
-from trimtab.store.lease import Lease, fenced_write, suspend_aware_monotonic
+from trimtab.store.lease import StoreLease, fenced_write, keep_lease, suspend_aware_monotonic
 
 NAME = keys.POLICY_ENGINE
 Eventually = Callable[..., Awaitable[object]]
@@ -33,7 +33,7 @@ async def expire(store: Store) -> None:
 
 
 async def test_one_holder_and_the_same_token_while_it_renews(store: Store) -> None:
-    first, second = Lease(store, NAME, "a"), Lease(store, NAME, "b")
+    first, second = StoreLease(store, NAME, "a"), StoreLease(store, NAME, "b")
     assert await first.acquire_or_renew() == 1
     assert await second.acquire_or_renew() is None
     assert second.held_by_other
@@ -44,7 +44,7 @@ async def test_one_holder_and_the_same_token_while_it_renews(store: Store) -> No
 
 
 async def test_release_lets_another_in_at_once_with_a_higher_token(store: Store) -> None:
-    first, second = Lease(store, NAME, "a"), Lease(store, NAME, "b")
+    first, second = StoreLease(store, NAME, "a"), StoreLease(store, NAME, "b")
     await first.acquire_or_renew()
     await first.release()
     assert not first.held
@@ -54,12 +54,12 @@ async def test_release_lets_another_in_at_once_with_a_higher_token(store: Store)
 
 
 async def test_a_candidate_that_restarts_is_not_taken_for_its_former_self(store: Store) -> None:
-    await Lease(store, NAME, "a-1").acquire_or_renew()
-    assert await Lease(store, NAME, "a-2").acquire_or_renew() is None
+    await StoreLease(store, NAME, "a-1").acquire_or_renew()
+    assert await StoreLease(store, NAME, "a-2").acquire_or_renew() is None
 
 
 async def test_a_write_that_comes_late_is_refused_under_the_next_token_of_the_same_holder(store: Store) -> None:
-    lease, other = Lease(store, NAME, "a"), Lease(store, NAME, "b")
+    lease, other = StoreLease(store, NAME, "a"), StoreLease(store, NAME, "b")
     first = await lease.acquire_or_renew()
     lease.renew_token()
     assert not lease.held
@@ -72,15 +72,15 @@ async def test_a_write_that_comes_late_is_refused_under_the_next_token_of_the_sa
 
 
 async def test_a_lease_runs_out_in_the_store(store: Store) -> None:
-    await Lease(store, NAME, "a", ttl_s=0.1).acquire_or_renew()
+    await StoreLease(store, NAME, "a", ttl_s=0.1).acquire_or_renew()
     await asyncio.sleep(0.15)
-    assert await Lease(store, NAME, "b").acquire_or_renew() == 2
+    assert await StoreLease(store, NAME, "b").acquire_or_renew() == 2
 
 
 async def test_a_stalled_process_knows_that_its_lease_is_over(store: Store) -> None:
     """It stops for longer than the lease; another takes over; its first look at the clock tells it."""
     clock = HandClock()
-    stalled = Lease(store, NAME, "stalled", ttl_s=3.0, monotonic=clock)
+    stalled = StoreLease(store, NAME, "stalled", ttl_s=3.0, monotonic=clock)
     token = await stalled.acquire_or_renew()
     assert token == 1
     clock.now += 2.9
@@ -90,7 +90,7 @@ async def test_a_stalled_process_knows_that_its_lease_is_over(store: Store) -> N
     assert stalled.token is None
     assert stalled.left_s() == 0
     await expire(store)
-    assert await Lease(store, NAME, "other").acquire_or_renew() == 2
+    assert await StoreLease(store, NAME, "other").acquire_or_renew() == 2
     with pytest.raises(FencedOff, match=r"token 1 .* 2 is newer"):
         await fenced_write(store, NAME, token, [("HSET", keys.desired_pools(), "p", b"old")])
     assert await store.redis.hget(keys.desired_pools(), "p") is None
@@ -99,7 +99,7 @@ async def test_a_stalled_process_knows_that_its_lease_is_over(store: Store) -> N
 
 async def test_an_answer_slower_than_the_lease_grants_nothing(store: Store) -> None:
     times: Iterator[float] = iter([10.0, *[14.0] * 10])
-    lease = Lease(store, NAME, "slow", ttl_s=3.0, monotonic=lambda: next(times))
+    lease = StoreLease(store, NAME, "slow", ttl_s=3.0, monotonic=lambda: next(times))
     assert await lease.acquire_or_renew() is None
     assert not lease.held
     assert not lease.held_by_other, "it is free, or its own still"
@@ -121,7 +121,7 @@ async def test_a_renewal_asked_for_before_a_write_was_lost_does_not_keep_that_wr
         return answered
 
     slow: Any = SimpleNamespace(redis=SimpleNamespace(register_script=register_script))
-    lease = Lease(slow, NAME, "a")
+    lease = StoreLease(slow, NAME, "a")
     assert await lease.acquire_or_renew() == 1
     assert await lease.acquire_or_renew() == 2
     assert not lost
@@ -133,7 +133,7 @@ async def test_two_leaders_write_in_turns_and_never_over_each_other(store: Store
     """Every accepted write carries a token at least as high as all accepted before it."""
 
     async def lead(owner: str, rounds: int) -> None:
-        lease = Lease(store, NAME, owner, ttl_s=0.02)
+        lease = StoreLease(store, NAME, owner, ttl_s=0.02)
         for number in range(rounds):
             token = await lease.acquire_or_renew()
             if token is None:
@@ -157,7 +157,7 @@ async def test_two_leaders_write_in_turns_and_never_over_each_other(store: Store
 
 async def test_tokens_survive_a_crash_of_the_store(own_store: EmbeddedStore) -> None:
     store = await Store.connect(own_store.url, wait_s=5)
-    lease = Lease(store, NAME, "a", ttl_s=30)
+    lease = StoreLease(store, NAME, "a", ttl_s=30)
     assert await lease.acquire_or_renew() == 1
     own_store.kill()
     with pytest.raises(StoreUnavailable):
@@ -166,12 +166,12 @@ async def test_tokens_survive_a_crash_of_the_store(own_store: EmbeddedStore) -> 
     await asyncio.to_thread(own_store.start)
     assert await lease.acquire_or_renew() == 1
     await lease.release()
-    assert await Lease(store, NAME, "b").acquire_or_renew() == 2
+    assert await StoreLease(store, NAME, "b").acquire_or_renew() == 2
     await store.close()
 
 
 async def test_a_store_that_forgot_its_tokens_does_not_hand_an_old_one_out_again(store: Store) -> None:
-    lease = Lease(store, NAME, "a")
+    lease = StoreLease(store, NAME, "a")
     for _ in range(3):
         await lease.acquire_or_renew()
         await lease.release()
@@ -181,7 +181,7 @@ async def test_a_store_that_forgot_its_tokens_does_not_hand_an_old_one_out_again
 
 async def test_a_fenced_write_repairs_a_counter_that_is_behind(store: Store) -> None:
     await fenced_write(store, NAME, 7, [("HSET", keys.desired_pools(), "p", b"x")])
-    assert await Lease(store, NAME, "b").acquire_or_renew() == 8
+    assert await StoreLease(store, NAME, "b").acquire_or_renew() == 8
 
 
 async def test_fenced_write_runs_all_and_gives_the_replies(store: Store) -> None:
@@ -217,8 +217,8 @@ async def test_run_acquires_renews_and_releases(store: Store, eventually: Eventu
     told: list[int | None] = []
     stopping = asyncio.Event()
     clock = suspend_aware_monotonic
-    lease = Lease(store, NAME, "a", ttl_s=3.0)
-    running = asyncio.create_task(lease.run(stopping, on_change=told.append))
+    lease = StoreLease(store, NAME, "a", ttl_s=3.0)
+    running = asyncio.create_task(keep_lease(lease, stopping, on_change=told.append))
     await eventually(lambda: told == [1])
     first_end_s = clock() + lease.left_s()
     await eventually(lambda: clock() + lease.left_s() > first_end_s + 0.5, what="a renewal beyond its first time")
@@ -235,7 +235,7 @@ async def test_run_tells_the_loss_while_the_store_is_away_and_comes_back(
     store = await Store.connect(own_store.url, wait_s=5)
     told: list[int | None] = []
     stopping = asyncio.Event()
-    running = asyncio.create_task(Lease(store, NAME, "a", ttl_s=1.0).run(stopping, on_change=told.append))
+    running = asyncio.create_task(keep_lease(StoreLease(store, NAME, "a", ttl_s=1.0), stopping, on_change=told.append))
     await eventually(lambda: told == [1])
     own_store.kill()
     await eventually(lambda: told == [1, None], what="the loss")
@@ -250,7 +250,9 @@ async def test_run_tells_the_loss_while_the_store_is_away_and_comes_back(
 async def test_the_loss_is_told_on_time_when_the_store_hangs(own_store: EmbeddedStore, eventually: Eventually) -> None:
     store = await Store.connect(own_store.url, wait_s=5)
     told: list[int | None] = []
-    running = asyncio.create_task(Lease(store, NAME, "a", ttl_s=0.3).run(asyncio.Event(), on_change=told.append))
+    running = asyncio.create_task(
+        keep_lease(StoreLease(store, NAME, "a", ttl_s=0.3), asyncio.Event(), on_change=told.append)
+    )
     await eventually(lambda: told == [1])
     own_store.suspend()
     await eventually(lambda: told == [1, None], timeout_s=1.8, what="the loss, before the call gives up")
@@ -265,10 +267,10 @@ async def test_another_waits_in_line_and_takes_over_from_a_killed_holder(store: 
     told: list[int | None] = []
     holders: list[int | None] = []
     stopping = asyncio.Event()
-    killed, waiting_for_it = Lease(store, NAME, "killed", ttl_s=1.0), Lease(store, NAME, "next", ttl_s=1.0)
-    holder = asyncio.create_task(killed.run(asyncio.Event(), on_change=holders.append))
+    killed, waiting_for_it = StoreLease(store, NAME, "killed", ttl_s=1.0), StoreLease(store, NAME, "next", ttl_s=1.0)
+    holder = asyncio.create_task(keep_lease(killed, asyncio.Event(), on_change=holders.append))
     await eventually(lambda: holders == [1])
-    waiting = asyncio.create_task(waiting_for_it.run(stopping, on_change=told.append))
+    waiting = asyncio.create_task(keep_lease(waiting_for_it, stopping, on_change=told.append))
     await eventually(lambda: waiting_for_it.held_by_other, what="a refusal")
     assert told == []
     holder.cancel()
@@ -285,4 +287,4 @@ def test_the_lease_clock_never_stands_still() -> None:
 @pytest.mark.parametrize("ttl_s", [0, -1])
 async def test_a_lease_without_time_is_refused(store: Store, ttl_s: float) -> None:
     with pytest.raises(ValueError, match="ttl_s"):
-        Lease(store, NAME, "a", ttl_s=ttl_s)
+        StoreLease(store, NAME, "a", ttl_s=ttl_s)

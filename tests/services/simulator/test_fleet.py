@@ -22,6 +22,7 @@ from simulator.fleet.admin import make_admin_app
 from simulator.fleet.fleet import Fleet, FleetSettings, write_whole
 from simulator.fleet.model import FleetConfigError, Inventory, Node, load_inventory
 from simulator.fleet.replica import Replica
+from simulator.scenarios import Scenario, load_scenario, scenario_folder
 
 POOL = {"trimtab.dev/pool": "shared"}
 
@@ -64,11 +65,11 @@ MakeFleet = Callable[..., Awaitable[FleetAt]]
 async def make_fleet(http, free_ports, quick_profile: Profile) -> AsyncIterator[MakeFleet]:
     cleanups: list[tuple[Fleet, web.AppRunner]] = []
 
-    async def make(**settings: object) -> FleetAt:
+    async def make(scenario: Scenario | None = None, **settings: object) -> FleetAt:
         nodes = [Node(node="node-0", gpu_type="A100-40GB", gpus=4), Node(node="node-1", gpu_type="H100-80GB", gpus=2)]
         settings.setdefault("server_port_base", free_ports(1)[0])
         fleet = Fleet(Inventory(nodes=nodes), {"quick": quick_profile}, FleetSettings(**settings))  # type: ignore[arg-type]
-        runner = web.AppRunner(make_admin_app(fleet), access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(make_admin_app(fleet, scenario), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         cleanups.append((fleet, runner))
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -79,6 +80,21 @@ async def make_fleet(http, free_ports, quick_profile: Profile) -> AsyncIterator[
     for fleet, runner in cleanups:
         await fleet.stop()
         await runner.cleanup()
+
+
+async def test_the_scenario_is_shown_with_its_resources(make_fleet) -> None:
+    at = await make_fleet(load_scenario("demo"))
+    status, body = await at.call("GET", "/scenario")
+    assert (status, body["scenario"]) == (200, "demo")
+    folder = scenario_folder("demo") / "resources"
+    assert body["resources"] == {file.name: file.read_text() for file in folder.iterdir()}
+
+
+async def test_a_fleet_without_a_scenario_shows_none(make_fleet) -> None:
+    at = await make_fleet()
+    status, body = await at.call("GET", "/scenario")
+    assert status == 404
+    assert "no scenario" in body["error"]
 
 
 async def test_a_replica_starts_refuses_connections_meanwhile_and_serves(make_fleet, http, monkeypatch) -> None:

@@ -17,7 +17,7 @@ from tests.unit.actuator.actuator_fleet_model import STEP_S, Request
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 from trimtab.words import LifeCycle, Role
 
 
@@ -128,8 +128,8 @@ async def test_case_18_the_actuator_that_stood_still_for_twenty_seconds_writes_n
     """Its lease ran out and was taken, its clock jumped; when it goes on it still believes that it leads."""
     records = Records(store, "local")
     mono = {"old": 100.0, "new": 100.0}
-    old = Lease(store, records.owner, "old", 0.4, monotonic=lambda: mono["old"])
-    new = Lease(store, records.owner, "new", 5.0, monotonic=lambda: mono["new"])
+    old = StoreLease(store, records.owner, "old", 0.4, monotonic=lambda: mono["old"])
+    new = StoreLease(store, records.owner, "new", 5.0, monotonic=lambda: mono["new"])
     first = await old.acquire_or_renew()
     assert first is not None
     before = State(operations={"o-1": operation("o-1")})
@@ -306,4 +306,4 @@ def test_case_23_a_wake_waits_for_measured_memory_and_the_donor_comes_back_if_it
 @pytest.fixture
 def memory_lag(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """How long a server keeps its memory after it says that it sleeps."""
-    return lambda seconds: monkeypatch.setattr("actuator_fleet_model.MEMORY_LAG_S", seconds)
+    return lambda seconds: monkeypatch.setattr("tests.unit.actuator.actuator_fleet_model.MEMORY_LAG_S", seconds)

@@ -10,8 +10,10 @@ from rich.console import Console, RenderableType
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.cli.status import Picture, render
+from trimtab.cli.status import render
 from trimtab.cli.targets import table_of
+from trimtab.views.status import Answers
+from trimtab.views.targets import target_row
 
 LEGEND = "~ of a part of its replicas, warming up, counted anew or stale"
 
@@ -26,7 +28,7 @@ def number(value: float, quality: types_pb2.Quality.ValueType = types_pb2.QUALIT
     return types_pb2.Measurement(value=value, quality=quality, reported=2, expected=3)
 
 
-def picture(quality: types_pb2.Quality.ValueType, name: str = "chat") -> Picture:
+def picture(quality: types_pb2.Quality.ValueType, name: str = "chat") -> Answers:
     role = policy_pb2.RoleStatus(
         role=types_pb2.ROLE_COLOCATED,
         desired=5,
@@ -40,7 +42,7 @@ def picture(quality: types_pb2.Quality.ValueType, name: str = "chat") -> Picture
         replicas={"LIFE_CYCLE_ACTIVE": 3, "LIFE_CYCLE_DRAINING": 2, "LIFE_CYCLE_SLEEPING": 3},
     )
     service = policy_pb2.ServiceStatus(service=name, z=0.08, roles=[role], held=number(12, quality))
-    return Picture(status=policy_pb2.GetStatusResponse(leader=True, services=[service]), decisions=())
+    return Answers(status=policy_pb2.GetStatusResponse(leader=True, services=[service]), decisions=())
 
 
 @pytest.mark.parametrize(
@@ -89,11 +91,11 @@ def test_a_target_is_shown_whole_with_its_error_below() -> None:
         counted=True,
         last_error="connection refused",
     )
-    narrow = lines_of(table_of([target], width=80), 80)
+    narrow = lines_of(table_of([target_row(target)], width=80), 80)
     assert narrow[1].split() == ["assist-decode-9540b3c1", "down", "yes", "–"]
     assert " ".join(narrow[2:]).split() == [
         *("assist,", "decode,", "http://127.0.0.1:24122,", "actuator/local", "connection", "refused")
     ]
-    (_, row, *_) = lines_of(table_of([target], width=140), 140)
+    (_, row, *_) = lines_of(table_of([target_row(target)], width=140), 140)
     assert row.split()[:4] == ["assist-decode-9540b3c1", "assist", "decode", "http://127.0.0.1:24122"]
     assert row.endswith("connection refused")

@@ -12,8 +12,9 @@ from rich.console import Console
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.cli.starting import WaitingForMemory, waiting_for_memory
-from trimtab.cli.status import Picture, fetch_picture, render
+from trimtab.cli.status import fetch_answers, render
+from trimtab.views.memory_waits import WaitingForMemory, waiting_for_memory
+from trimtab.views.status import Answers
 
 STARTING, ACTIVE, SLEEPING = (
     types_pb2.LIFE_CYCLE_STARTING,
@@ -189,19 +190,19 @@ async def test_a_refresh_asks_the_engine_for_every_pool(
     pools: list[policy_pb2.Pool] | None, pooled: bool | None, prewarm: bool | None
 ) -> None:
     services = SimpleNamespace(policy=_Engine(pools), actuator=_Actuator(), collector=_Collector())
-    picture = await fetch_picture(services)  # type: ignore[arg-type]
+    picture = await fetch_answers(services)  # type: ignore[arg-type]
     assert list(picture.waiting) == [waits("code", ("code-n0-0",), "chat", pooled=pooled, prewarm=prewarm)]
 
 
 async def test_a_refresh_hears_from_the_actuator_that_the_servers_are_given() -> None:
     pools = [pool("shared", "chat", "code")]
     services = SimpleNamespace(policy=_Engine(pools), actuator=_Actuator(fixed=True), collector=_Collector())
-    picture = await fetch_picture(services)  # type: ignore[arg-type]
+    picture = await fetch_answers(services)  # type: ignore[arg-type]
     assert list(picture.waiting) == [waits("code", ("code-n0-0",), "chat", pooled=True)]
 
 
 def test_the_status_says_who_waits_for_whom() -> None:
-    picture = Picture(
+    picture = Answers(
         status=policy_pb2.GetStatusResponse(leader=True),
         decisions=(),
         waiting=[waits("reason", ("reason-n0-0", "reason-n0-2"), "chat", "code", pooled=True, prewarm=False)],

@@ -24,6 +24,7 @@ from trimtab.config.resources import (
     service_policy_to_proto,
     to_document,
 )
+from trimtab.config.specs import PolicyKind, RoleSpec, ServicePolicySpec, Slo
 from trimtab.words import HoldOwner, LifeCycle, Quality, Role, TopologyLevel
 
 POLICY: dict[str, Any] = {
@@ -345,6 +346,45 @@ def test_the_slow_loop_is_twice_the_fast_one_unless_it_is_given() -> None:
         assert isinstance(pool, Pool)
         assert pool.spec.rebalance_interval_s == expected
         assert parse_pool(pool_to_proto(pool)) == pool
+
+
+SHARE = {"thetaTps": 500.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, PolicyKind.SCALED),
+        ({"tokenServiceShare": SHARE}, PolicyKind.SCALED),
+        ({"proportional": ..., "latencyBrake": ..., "tokenServiceShare": SHARE}, PolicyKind.POOLED),
+        ({"proportional": ..., "latencyBrake": ..., "roles.*.tokenServiceShare": SHARE}, PolicyKind.POOLED),
+    ],
+    ids=["proportional", "both", "share of the service", "share of every stage"],
+)
+def test_the_blocks_of_a_policy_say_what_kind_it_is(changes: dict[str, Any], kind: PolicyKind) -> None:
+    document = copy.deepcopy(POLICY)
+    for path, value in changes.items():
+        if path.startswith("roles.*."):
+            for role in document["spec"]["roles"]:
+                role[path.removeprefix("roles.*.")] = value
+        elif value is ...:
+            del document["spec"][path]
+        else:
+            document["spec"][path] = value
+    policy = parse_document(document)
+    assert isinstance(policy, ServicePolicy)
+    assert policy.spec.kind == kind
+    if kind == PolicyKind.SCALED:
+        assert policy.spec.scaling == policy.spec.proportional
+    else:
+        with pytest.raises(ValueError, match="a pooled service has no proportional policy"):
+            _ = policy.spec.scaling
+
+
+def test_a_policy_that_says_not_how_to_decide_is_observed_only() -> None:
+    roles = (RoleSpec(role=Role.COLOCATED, max_replicas=1),)
+    bare = ServicePolicySpec.model_construct(model="m", slo=Slo(ttft_s=1.0, tpot_s=0.1), roles=roles)
+    assert bare.kind == PolicyKind.OBSERVED
 
 
 def test_every_field_of_the_contract_is_known_to_the_domain() -> None:

@@ -7,7 +7,7 @@ import pytest
 from policy_engine.core.arbiter import arbitrate
 from policy_engine.core.bundle import after_plan
 from policy_engine.core.donors import Terms
-from policy_engine.core.sources import Log, source
+from policy_engine.core.sources import source
 from policy_engine.core.vocabulary import Rule
 from trimtab.config.poolrules import LoadRule, PoolRules
 
@@ -83,7 +83,7 @@ def test_a_large_receiver_takes_pairs():
 def test_the_world_after_a_plan():
     members = [loaded("chat", 0.5, 2.0, 1), loaded("code", 3.0, 0.9, 3)]
     picture = arena(members, {"chat-0", "code-1", "code-2", "code-3"})
-    plan = source(picture, members[0], Log(), Terms(key("chat"), 0.5))
+    plan = source(picture, members[0], Terms(key("chat"), 0.5)).plan
     world = after_plan(picture, plan)
     assert world.awake == ("chat-0", "chat-1", "code-2", "code-3")
     assert (world.routable_count(key("chat")), world.routable_count(key("code"))) == (2, 2)

@@ -15,11 +15,12 @@ from policy_engine.core.draft import Transition
 from policy_engine.core.guards import GuardState
 from policy_engine.core.overlay import OverlayReplica
 from policy_engine.core.pool import PoolState, UnderWay, bar, decide_pool, settle
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.tss import Share
 from policy_engine.core.vocabulary import MemberKey, Region, Rule
 from tests.unit.policy.births import born
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.measurement import Measurement
 from trimtab.words import LifeCycle, Quality, Role
 
 NOW_S = 1_700_000_000.0
@@ -53,8 +54,8 @@ def shared_pool(gpus: int, chat: int, code: int) -> Pool:
 
 
 def view(*, tps: float = 0.0, running: float = 0.0, waiting: float = 0.0, ttft_s: float | None = None) -> RoleSignals:
-    def known(value: float | None) -> Signal:
-        return Signal(value, Quality.OK) if value is not None else Signal(None, Quality.MISSING)
+    def known(value: float | None) -> Measurement:
+        return Measurement(value, Quality.OK) if value is not None else Measurement(None, Quality.MISSING)
 
     return RoleSignals(
         role=Role.COLOCATED,
@@ -119,7 +120,7 @@ def test_case_20_from_zero_the_demand_at_the_front_door_wakes_a_service_without_
     given = born(shared_pool(2, 0, 1), (policy("chat"), policy("code")), now_s=NOW_S, views={CODE: view()})
     asleep = decide_pool(given)
     assert not any(name.startswith("chat") for name in asleep.awake)
-    held = FrontDoor(window_end_s=NOW_S, held=Signal(1.0, Quality.OK), arrival_rps=Signal(0.2, Quality.OK))
+    held = FrontDoor(window_end_s=NOW_S, held=Measurement(1.0, Quality.OK), arrival_rps=Measurement(0.2, Quality.OK))
     woken = decide_pool(replace(given, fronts=(("chat", held),)))
     assert sum(name.startswith("chat") for name in woken.awake) == 1
     assert woken.draft is not None
@@ -155,6 +156,8 @@ GUARDS = {"ttftP95S": {"soft": 1.0, "hard": 3.0}}
 SUFFERING = {
     "a rebalance, beyond the soft limit": (Rule.REBALANCE, 1.5, LifeCycle.DRAINING, True),
     "a rebalance, within it": (Rule.REBALANCE, 0.9, LifeCycle.DRAINING, False),
+    "a move to level loads, beyond the soft limit": (Rule.LEVEL_LOAD, 1.5, LifeCycle.DRAINING, True),
+    "a move for latency, beyond the soft limit": (Rule.LEVEL_LATENCY, 1.5, LifeCycle.DRAINING, True),
     "a rescue, beyond the soft limit": (Rule.RESCUE_CRITICAL, 1.5, LifeCycle.DRAINING, False),
     "a rescue, beyond the hard limit": (Rule.RESCUE_CRITICAL, 3.5, LifeCycle.DRAINING, True),
     "it sleeps already": (Rule.REBALANCE, 1.5, LifeCycle.SLEEPING, False),

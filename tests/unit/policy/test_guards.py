@@ -3,8 +3,9 @@
 import pytest
 
 from policy_engine.core.guards import GuardState, QueueMemory, check_guards, lost_ratio, remember_queue
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.specs import Guards
+from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.words import Quality, Role
 
 LIMITS = {
@@ -32,11 +33,11 @@ def test_each_limit_is_passed_beyond_it_alone(name):
     assert hard.soft
     assert "beyond its hard limit" in hard.hard
     assert check(missing()) == GuardState()
-    assert check(Signal(9 * limit, Quality.STALE)) == GuardState()
+    assert check(Measurement(9 * limit, Quality.STALE)) == GuardState()
 
 
 def view(waiting, end_s):
-    typed = waiting if isinstance(waiting, Signal) else ok(waiting)
+    typed = waiting if isinstance(waiting, Measurement) else ok(waiting)
     return RoleSignals(role=Role.COLOCATED, window_end_s=end_s, waiting=typed)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_engine.core.birth import BirthInput, lay_out
@@ -22,12 +22,14 @@ from policy_engine.core.decision import (
 )
 from policy_engine.core.pool import PoolInput, PoolState, decide_pool
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import shape_of, unit_bounds
 from policy_engine.core.vocabulary import DecisionKind, MemberKey
+from tests.support.properties import costly
 from tests.unit.policy.births import born, facts
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.measurement import Measurement
 from trimtab.words import Quality, Role
 
 NOW = 50_000.0
@@ -39,15 +41,15 @@ NOW = 50_000.0
 def some_signal(rng, high=20_000.0):
     quality = rng.choice([Quality.OK, Quality.OK, Quality.OK, *Quality])
     if quality in (Quality.MISSING, Quality.STALE):
-        return Signal(None, quality)
+        return Measurement(None, quality)
     expected = rng.randint(1, 40)
     reported = rng.randint(1, expected) if quality == Quality.PARTIAL else expected
-    return Signal(rng.choice([0.0, rng.uniform(0, high), rng.uniform(0, high / 100)]), quality, reported, expected)
+    return Measurement(rng.choice([0.0, rng.uniform(0, high), rng.uniform(0, high / 100)]), quality, reported, expected)
 
 
 def some_view(rng, role, now_s):
     if rng.random() < 0.4:
-        quiet = Signal(0.0, Quality.OK)
+        quiet = Measurement(0.0, Quality.OK)
         return RoleSignals(
             role=role,
             window_end_s=now_s,
@@ -105,7 +107,7 @@ def scaled_policies(draw):
     return ServicePolicy.model_validate({"metadata": {"name": "chat"}, "spec": spec})
 
 
-@settings(max_examples=150, deadline=None)
+@costly(max_examples=150)
 @given(data=st.data())
 def test_a_scaled_service_keeps_ratio_bounds_and_step_and_never_shrinks_on_an_unfit_signal(data):
     policy = data.draw(scaled_policies())
@@ -218,7 +220,7 @@ def gpus_of(overlay, awake):
     return [gpu for item in overlay if item.replica in awake for gpu in item.gpus]
 
 
-@settings(max_examples=150, deadline=None)
+@costly(max_examples=150)
 @given(data=st.data())
 def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
     sizes = data.draw(st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 1)]))
@@ -289,17 +291,17 @@ def example_records():
     busy = RoleSignals(
         role=Role.COLOCATED,
         window_end_s=NOW,
-        **{name: Signal(value, Quality.OK) for name, value in {
+        **{name: Measurement(value, Quality.OK) for name, value in {
             "prefill_tps": 0.1, "decode_tps": 3.3, "running": 7.7, "waiting": 1 / 3, "ttft_p95_s": 0.1 + 0.2,
         }.items()},
     )  # fmt: skip
-    idle = replace(busy, running=Signal(0.0, Quality.OK), waiting=Signal(0.0, Quality.OK))
+    idle = replace(busy, running=Measurement(0.0, Quality.OK), waiting=Measurement(0.0, Quality.OK))
     tick = born(
         pool,
         policies,
         now_s=NOW + 0.1,
         views={MemberKey(name, Role.COLOCATED): view for name, view in (("a", busy), ("b", busy), ("c", idle))},
-        fronts={"a": FrontDoor(window_end_s=NOW, held=Signal(2.0, Quality.OK))},
+        fronts={"a": FrontDoor(window_end_s=NOW, held=Measurement(2.0, Quality.OK))},
     )
     spec = ServicePolicy.model_validate(
         {

@@ -13,9 +13,10 @@ from policy_engine.core.load import (
     remember_arrivals,
     remember_output,
 )
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
+from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.words import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, capacity_prefill_tps=8000, capacity_decode_tps=2000)
@@ -25,13 +26,13 @@ NEW = OutputMemory()
 
 def view(role=Role.COLOCATED, **signals):
     values = {"running": 0.0, "waiting": 0.0, **signals}
-    typed = {name: value if isinstance(value, Signal) else ok(value) for name, value in values.items()}
+    typed = {name: value if isinstance(value, Measurement) else ok(value) for name, value in values.items()}
     return RoleSignals(role=role, window_end_s=100.0, **typed)
 
 
 def front(rps=4.0, prompt_tps=4000.0, output_tps=1000.0, held=0.0):
     numbers = {"arrival_rps": rps, "arrival_prompt_tps": prompt_tps, "arrival_output_tps": output_tps, "held": held}
-    return FrontDoor(100.0, **{name: v if isinstance(v, Signal) else ok(v) for name, v in numbers.items()})
+    return FrontDoor(100.0, **{name: v if isinstance(v, Measurement) else ok(v) for name, v in numbers.items()})
 
 
 def load(signals, door, *, profile=PROFILE, routable=2, memory=NEW, rule=RULE):
@@ -100,7 +101,7 @@ def test_nobody_awake_leaves_work_without_a_ratio():
         (view(), front(prompt_tps=missing()), PROFILE, RULE),
         (view(), front(output_tps=missing()), PROFILE, RULE),
         (view(running=missing()), front(), PROFILE, RULE),
-        (view(waiting=Signal(9.0, Quality.STALE)), front(), PROFILE, RULE),
+        (view(waiting=Measurement(9.0, Quality.STALE)), front(), PROFILE, RULE),
         (view(), FrontDoor(), PROFILE, RULE),
     ],
 )

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from policy_engine.core.pool import PoolInput, PoolState, decide_pool
-from policy_engine.core.signals import RoleSignals, Signal
+from policy_engine.core.signals import RoleSignals
 from policy_engine.core.vocabulary import DecisionKind
 from tests.unit.policy.births import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.measurement import Measurement
 from trimtab.words import Quality
 
 START_S = 1_700_000_000.0
@@ -83,10 +84,10 @@ def test_a_tick_without_a_window_shortly_before_the_next_one_does_not_take_its_p
     def tick(at_s: float, window_s: float, state: PoolState) -> PoolState:
         view = RoleSignals(
             role=member.role,
-            prefill_tps=Signal(0.0, Quality.OK),
-            decode_tps=Signal(50.0, Quality.OK),
-            running=Signal(5.0, Quality.OK),
-            waiting=Signal(0.0, Quality.OK),
+            prefill_tps=Measurement(0.0, Quality.OK),
+            decode_tps=Measurement(50.0, Quality.OK),
+            running=Measurement(5.0, Quality.OK),
+            waiting=Measurement(0.0, Quality.OK),
             window_end_s=START_S + window_s,
         )
         return decide_pool(replace(given, now_s=START_S + at_s, views=((member, view),), state=state)).state
@@ -125,10 +126,10 @@ def test_when_demand_began_is_remembered_until_it_ends() -> None:
     for window, running in enumerate((5.0, 5.0, 0.0, 5.0, 5.0, 0.0, 5.0), start=1):
         view = RoleSignals(
             role=member.role,
-            prefill_tps=Signal(0.0, Quality.OK),
-            decode_tps=Signal(10.0 * running, Quality.OK),
-            running=Signal(running, Quality.OK),
-            waiting=Signal(0.0, Quality.OK),
+            prefill_tps=Measurement(0.0, Quality.OK),
+            decode_tps=Measurement(10.0 * running, Quality.OK),
+            running=Measurement(running, Quality.OK),
+            waiting=Measurement(0.0, Quality.OK),
             window_end_s=START_S + window,
         )
         state = decide_pool(replace(given, now_s=START_S + window, views=((member, view),), state=state)).state

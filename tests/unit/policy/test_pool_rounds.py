@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy_engine.core.pool import UnderWay, decide_pool, settle
-from policy_engine.core.signals import FrontDoor, RoleSignals, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, MemberKey, Rule
 from tests.unit.policy.births import born, facts
 from trimtab.config.poolrules import PoolRules
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.measurement import ok
 from trimtab.words import LifeCycle, Role
 
 START_S = 1_700_000_000.0
@@ -172,16 +173,19 @@ def test_a_transition_of_which_nothing_is_known_bars_all():
     assert decide_pool(replace(given, operations=(), under_way="op-9")).holding == "operation op-9 is under way"
 
 
-def test_only_the_rebalance_gives_way_to_a_hard_guard():
+@pytest.mark.parametrize("rule", [Rule.REBALANCE, Rule.LEVEL_LOAD, Rule.LEVEL_LATENCY])
+def test_only_a_voluntary_move_gives_way_to_a_hard_guard(rule):
     hurt = {**STARVING, "ttft_p95_s": 9.0}
     given = tick_of(EIGHT, {**LOADS, "text": hurt}, maxTransitions=2)
     rescue = UnderWay("op-1", Rule.RESCUE_CRITICAL, (key("chat"),), (key("code"),), ("chat-n0-1",))
-    rebalance = UnderWay("op-2", Rule.REBALANCE, (key("code"),), (key("math"),), ("math-n0-4",))
-    result = decide_pool(replace(given, operations=(rescue, rebalance)))
+    move = UnderWay("op-2", rule, (key("code"),), (key("math"),), ("math-n0-4",))
+    result = decide_pool(replace(given, operations=(rescue, move)))
     assert result.preempt_operation == "op-2"
     assert result.preempt.startswith("text: TTFT p95 9 s")
-    spared = decide_pool(replace(given, operations=(rescue, replace(rebalance, receivers=(key("text"),)))))
+    spared = decide_pool(replace(given, operations=(rescue, replace(move, receivers=(key("text"),)))))
     assert spared.preempt == ""
+    gift = replace(move, rule=Rule.IDLE_GPU, donors=())
+    assert decide_pool(replace(given, operations=(rescue, gift))).preempt == ""
 
 
 def test_a_move_is_remembered_from_its_end():

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from policy_engine.core.recommend import metric_role
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.stabilise import History
-from policy_engine.core.units import ceil_units, shape_of, unit_bounds
+from policy_engine.core.units import UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
-from trimtab.config.specs import Ratio
+from trimtab.config.specs import Proportional, Ratio, RoleSpec, ServicePolicySpec
+from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.words import Quality, Role
 
 NOW = 10_000.0
@@ -42,8 +44,8 @@ def policy(
     return ServicePolicy.model_validate({"metadata": {"name": "chat", "paused": paused}, "spec": spec})
 
 
-def view(role: Role = Role.COLOCATED, *, now_s: float = NOW, **signals: Signal | float) -> RoleSignals:
-    values = {name: value if isinstance(value, Signal) else ok(value) for name, value in signals.items()}
+def view(role: Role = Role.COLOCATED, *, now_s: float = NOW, **signals: Measurement | float) -> RoleSignals:
+    values = {name: value if isinstance(value, Measurement) else ok(value) for name, value in signals.items()}
     base = {"running": ok(1), "waiting": ok(0), **values}
     return RoleSignals(role=role, window_end_s=now_s, **base)
 
@@ -115,7 +117,7 @@ def test_scale_in_after_a_whole_window_of_low_load():
 def test_case_01_a_missing_read_is_no_zero():
     """8 replicas exactly at target, 4 of 8 scrapes fail: hold, never 8 → 4."""
     state = ScaledState(desired=((Role.COLOCATED, 8),), history=History(last_fit_s=NOW - 1))
-    half = Signal(400.0, Quality.PARTIAL, 4, 8)
+    half = Measurement(400.0, Quality.PARTIAL, 4, 8)
     result = decide_scaled(given(policy(), view(decode_tps=half), state=state))
     assert units(result) == 8
     absent = decide_scaled(given(policy(), view(decode_tps=missing()), state=state))
@@ -127,11 +129,11 @@ def test_case_01_a_missing_read_is_no_zero():
 @pytest.mark.parametrize(
     ("signal", "expected"),
     [
-        (Signal(390.0, Quality.PARTIAL, 19, 20), 4 + 1),  # 95 %: the unread one counts at its target
-        (Signal(390.0, Quality.PARTIAL, 18, 20), 20),
-        (Signal(390.0, Quality.RESET, 20, 20), 20),
-        (Signal(390.0, Quality.WARMING, 20, 20), 20),
-        (Signal(390.0, Quality.STALE, 20, 20), 20),
+        (Measurement(390.0, Quality.PARTIAL, 19, 20), 4 + 1),  # 95 %: the unread one counts at its target
+        (Measurement(390.0, Quality.PARTIAL, 18, 20), 20),
+        (Measurement(390.0, Quality.RESET, 20, 20), 20),
+        (Measurement(390.0, Quality.WARMING, 20, 20), 20),
+        (Measurement(390.0, Quality.STALE, 20, 20), 20),
     ],
 )
 def test_scale_in_needs_a_fit_signal(signal, expected):
@@ -141,13 +143,13 @@ def test_scale_in_needs_a_fit_signal(signal, expected):
 
 
 def test_a_partial_signal_scales_out_on_what_was_measured():
-    half = Signal(1200.0, Quality.PARTIAL, 4, 8)
+    half = Measurement(1200.0, Quality.PARTIAL, 4, 8)
     assert units(decide_scaled(given(policy(), view(decode_tps=half)))) == 12
 
 
 def test_case_08_a_decision_on_six_of_eight():
     """One replica is pending and one hangs: the six that answer suffice to grow."""
-    six = Signal(1200.0, Quality.PARTIAL, 6, 8)
+    six = Measurement(1200.0, Quality.PARTIAL, 6, 8)
     result = decide_scaled(given(policy(), view(decode_tps=six)))
     assert units(result) == 12
     assert result.draft.rule == Rule.PROPORTIONAL_OUT
@@ -155,7 +157,7 @@ def test_case_08_a_decision_on_six_of_eight():
 
 def test_replicas_that_have_just_become_ready_do_not_look_like_load():
     """Five are ready, the window knows two of them, at 250 tokens/s each: five, not eight."""
-    young = Signal(500.0, Quality.PARTIAL, 2, 5)
+    young = Measurement(500.0, Quality.PARTIAL, 2, 5)
     assert units(decide_scaled(given(policy(), view(decode_tps=young), desired=5))) == 5
 
 
@@ -188,7 +190,7 @@ def test_case_03_no_requests_is_a_known_state():
 
 def test_case_05_a_stuck_queue_is_not_load():
     """Waiting = 200 on replicas that do not move: reported as stuck, not as load."""
-    stuck = Signal(None, Quality.STALE, 1, 7, "6 stale")
+    stuck = Measurement(None, Quality.STALE, 1, 7, "6 stale")
     state = ScaledState(desired=((Role.COLOCATED, 7),), queued=200.0, history=History(last_fit_s=NOW - 1))
     result = decide_scaled(given(policy(), view(decode_tps=stuck, waiting=stuck), desired=7, state=state))
     assert units(result) == 7
@@ -392,6 +394,46 @@ def test_role_bounds_are_unit_bounds():
     assert (bounds.minimum, bounds.maximum) == (6, 20)
     strict = unit_bounds(spec.model_copy(update={"ratio": Ratio(prefill=1, decode=5, strict=True)}))
     assert (strict.minimum, strict.maximum) == (2, 4)
+
+
+MOE = {Role.PREFILL_ATTENTION: 1, Role.PREFILL_FFN: 3, Role.DECODE: 4}
+
+
+@pytest.mark.parametrize(
+    ("strict", "units", "counts"),
+    [(True, 2, (2, 6, 8)), (False, 8, (2, 6, 8)), (False, 5, (2, 4, 5)), (False, 0, (0, 0, 0))],
+)
+def test_a_shape_may_have_three_roles(strict, units, counts):
+    shape = UnitShape(parts=MOE, lead=Role.DECODE, strict=strict)
+    assert shape.counts(units) == tuple(zip(MOE, counts, strict=True))
+    for role, count in shape.counts(units):
+        assert shape.least_units(role, count) <= units <= shape.most_units(role, count)
+
+
+def test_bounds_of_three_roles_are_unit_bounds():
+    roles = [
+        RoleSpec(role=Role.PREFILL_ATTENTION, min_replicas=1, max_replicas=9),
+        RoleSpec(role=Role.PREFILL_FFN, min_replicas=2, max_replicas=8),
+        RoleSpec(role=Role.DECODE, min_replicas=0, max_replicas=10),
+    ]
+    spec = ServicePolicySpec.model_construct(roles=roles, ratio=None)
+    assert shape_of(spec).lead == Role.DECODE
+    assert (unit_bounds(spec).minimum, unit_bounds(spec).maximum) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("metric", "roles", "counted"),
+    [
+        ("decode-tps", (Role.COLOCATED,), Role.COLOCATED),
+        ("prefill-tps", (Role.COLOCATED,), Role.COLOCATED),
+        ("decode-tps", (Role.PREFILL, Role.DECODE), Role.DECODE),
+        ("prefill-tps", (Role.PREFILL, Role.DECODE), Role.PREFILL),
+        ("prefill-tps", tuple(MOE), Role.PREFILL_ATTENTION),
+    ],
+)
+def test_each_metric_is_counted_at_one_role(metric, roles, counted):
+    spec = ServicePolicySpec.model_construct(roles=[RoleSpec(role=role, max_replicas=1) for role in roles])
+    assert metric_role(spec, Proportional(metric=metric, target_per_replica=1.0)) == counted
 
 
 def test_counts_off_the_ratio_are_repaired():

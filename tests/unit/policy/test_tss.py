@@ -6,10 +6,11 @@ import pytest
 
 from policy_engine.core.guards import GuardState, check_guards
 from policy_engine.core.predict import power_z
-from policy_engine.core.signals import FrontDoor, RoleSignals, Signal, missing, ok
+from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.tss import ShareState, region_of, share_of, waiting_weight_of
 from policy_engine.core.vocabulary import Region
 from trimtab.config.specs import Guards, Slo, TokenServiceShare
+from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.words import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, prefill_weight=0.05, waiting_weight=8, smoothing=1.0)
@@ -18,7 +19,7 @@ NEW = ShareState()
 
 def window(prefill=0.0, decode=0.0, running=0.0, waiting=0.0, end_s=100.0, **more):
     def typed(value):
-        return value if isinstance(value, Signal) else ok(value)
+        return value if isinstance(value, Measurement) else ok(value)
 
     return RoleSignals(
         role=Role.COLOCATED,
@@ -131,14 +132,14 @@ def test_a_missing_signal_neither_receives_nor_gives(name):
 @pytest.mark.parametrize(("reported", "fit"), [(20, True), (19, True), (18, False)])
 def test_a_donor_needs_95_percent(reported, fit):
     quality = Quality.OK if reported == 20 else Quality.PARTIAL
-    part = Signal(400.0, quality, reported, 20)
+    part = Measurement(400.0, quality, reported, 20)
     share, _ = share_of(PROFILE, window(0, part, 10), held(), routable=20, previous=NEW)
     assert share.fit
     assert share.fit_for_release is fit
 
 
 def test_an_unread_replica_counts_at_its_target():
-    part = Signal(300.0, Quality.PARTIAL, 3, 4)
+    part = Measurement(300.0, Quality.PARTIAL, 3, 4)
     share, _ = share_of(PROFILE, window(0, part, 10), held(), routable=4, previous=NEW)
     assert share.raw_tps == pytest.approx((30 * 3 + 20) / 4)
 

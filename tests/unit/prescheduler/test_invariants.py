@@ -4,20 +4,15 @@ import random
 import subprocess
 import sys
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from prescheduler.core.model import (
-    ClusterInventory,
-    Level,
-    NodeColumns,
-    Outcome,
-    Role,
-    RoleRequest,
-    ScaledReplica,
-    ScalingRequest,
-)
+from prescheduler.core.model import ClusterInventory, Outcome, ScaledReplica
 from prescheduler.core.plan import plan_cycle
+from tests.support.properties import costly
+from trimtab.domain.inventory import NodeColumns
+from trimtab.domain.scaling import RoleRequest, ScalingRequest
+from trimtab.words import Role, TopologyLevel
 
 TYPES = ("H20", "L20", "A100")
 
@@ -76,7 +71,7 @@ def scaling_requests(draw: st.DrawFn) -> list[ScalingRequest]:
             ScalingRequest(
                 service=f"svc-{number}",
                 decision_id=f"d-{number}",
-                affinity=draw(st.sampled_from(list(Level))),
+                affinity=draw(st.sampled_from(list(TopologyLevel))),
                 priority=draw(st.integers(0, 2)),
                 created_s=draw(st.sampled_from((None, 1.0, 2.0))),
                 allow_partial=draw(st.booleans()),
@@ -95,13 +90,18 @@ def scaling_requests(draw: st.DrawFn) -> list[ScalingRequest]:
     return found
 
 
-def switches(inventory: ClusterInventory, node: str) -> dict[Level, tuple[str, ...]]:
+def switches(inventory: ClusterInventory, node: str) -> dict[TopologyLevel, tuple[str, ...]]:
     row = inventory.nodes.nodes.index(node)
     s2, s1 = inventory.nodes.s2s[row], inventory.nodes.s1s[row]
-    return {Level.CLUSTER: (), Level.S2: (s2,), Level.S1: (s2, s1), Level.NODE: (s2, s1, node)}
+    return {
+        TopologyLevel.CLUSTER: (),
+        TopologyLevel.S2: (s2,),
+        TopologyLevel.S1: (s2, s1),
+        TopologyLevel.NODE: (s2, s1, node),
+    }
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_type(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -124,7 +124,7 @@ def test_no_gpu_is_given_twice_and_each_replica_is_on_one_node_of_an_allowed_typ
     assert len(names) == len(set(names))
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -151,7 +151,7 @@ def test_counts_come_out_as_asked_or_stay(fleet, requests) -> None:
         assert all(min(before, asked) <= now <= max(before, asked) for before, now, asked in counts)
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests())
 def test_a_group_never_straddles_its_domain_nor_lacks_a_role(fleet, requests) -> None:
     plan = plan_cycle(fleet, requests, now_s=0.0)
@@ -173,17 +173,17 @@ def test_a_group_never_straddles_its_domain_nor_lacks_a_role(fleet, requests) ->
             assert {role.role for role in request.roles if role.replicas} <= roles
             if request.is_moe:
                 prefill = (Role.PREFILL_ATTENTION, Role.PREFILL_FFN)
-                inner = {switches(inventory, i.node)[Level.S1] for i in (*old, *group.add) if i.role in prefill}
+                inner = {switches(inventory, i.node)[TopologyLevel.S1] for i in (*old, *group.add) if i.role in prefill}
                 assert len(inner) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(inventories(), scaling_requests(), st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_changes_nothing(fleet, requests, shuffler: random.Random) -> None:
     def shuffled(item: ClusterInventory) -> ClusterInventory:
         order = list(range(len(item.nodes.nodes)))
         shuffler.shuffle(order)
-        columns = {name: tuple(getattr(item.nodes, name)[i] for i in order) for name in vars(item.nodes)}
+        columns = {name: tuple(getattr(item.nodes, name)[i] for i in order) for name in item.nodes.__slots__}
         replicas = list(item.replicas)
         shuffler.shuffle(replicas)
         return ClusterInventory(
@@ -211,7 +211,7 @@ def fits_somehow(frees: list[int], sizes: list[int]) -> bool:
     return False
 
 
-@settings(max_examples=100, deadline=None)
+@costly(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3),
     st.sampled_from(((1, 1), (2, 1), (1, 4), (8, 2), (4, 4))),
@@ -237,7 +237,7 @@ def test_what_fits_is_found_when_sizes_divide_one_another(domains, sizes, counts
         RoleRequest(role=role, replicas=count, gpus_per_replica=size)
         for role, count, size in zip((Role.PREFILL, Role.DECODE), counts, sizes, strict=True)
     )
-    request = ScalingRequest(service="svc", decision_id="d", affinity=Level.S2, roles=roles)
+    request = ScalingRequest(service="svc", decision_id="d", affinity=TopologyLevel.S2, roles=roles)
     (result,) = plan_cycle([inventory], [request], now_s=0.0).results
     wanted = sorted((size for count, size in zip(counts, sizes, strict=True) for _ in range(count)), reverse=True)
     possible = any(fits_somehow(frees, wanted) for frees in domains)
@@ -246,15 +246,19 @@ def test_what_fits_is_found_when_sizes_divide_one_another(domains, sizes, counts
 
 REPLAY = """
 import hashlib
-from prescheduler.core.model import *
+from prescheduler.core.model import ClusterInventory
 from prescheduler.core.plan import plan_cycle
+from trimtab.domain.inventory import NodeColumns
+from trimtab.domain.scaling import RoleRequest, ScalingRequest
+from trimtab.words import Role, TopologyLevel
 n = 24
 nodes = NodeColumns(nodes=tuple(f"n{i}" for i in range(n)), vdcs=("v",) * n,
     s2s=tuple(f"s2-{i // 8}" for i in range(n)),
     s1s=tuple(f"s1-{i // 4}" for i in range(n)), gpu_types=tuple(("H20", "L20")[i // 4 % 2] for i in range(n)),
     gpus=(8,) * n, free_gpu_masks=tuple((1 << i % 9) - 1 for i in range(n)))
 fleet = [ClusterInventory(cluster=c, inventory_revision=1, nodes=nodes) for c in "ab"]
-requests = [ScalingRequest(service=f"svc-{i}", decision_id="d", affinity=Level.S2, allow_partial=i % 2 == 0, roles=(
+requests = [ScalingRequest(service=f"svc-{i}", decision_id="d", affinity=TopologyLevel.S2,
+    allow_partial=i % 2 == 0, roles=(
     RoleRequest(role=Role.PREFILL, replicas=1 + i % 3, gpus_per_replica=2, gpu_types=("L20", "H20")),
     RoleRequest(role=Role.DECODE, replicas=2 + i % 4, gpus_per_replica=1))) for i in range(12)]
 print(hashlib.sha256(repr(plan_cycle(fleet, requests, now_s=0.0)).encode()).hexdigest())

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from prescheduler.core.capacity import Capacity
-from prescheduler.core.model import Constraint, Level, MissingCluster, Outcome, Role, SubgroupClass
+from prescheduler.core.model import Constraint, MissingCluster, Outcome
 from prescheduler.core.packing import pack
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.tree import build_tree
+from trimtab.domain.placement import SubgroupClass
+from trimtab.words import Role, TopologyLevel
 
 
 def homogeneous(s2: str, free: list[int], gpu_type: str = "H20", per_s1: int = 2) -> list:
@@ -52,7 +54,8 @@ def test_hopeless_domains_are_rejected_by_sums(fleet, monkeypatch) -> None:
     """Case 27: 1,000 nodes, 1,000 requests, no S1 can hold any: not one packing is tried."""
     rows = [(f"s2-{i // 100:02d}", f"s1-{i // 10:03d}", f"n{i:04d}", "H20", 8, i % 2) for i in range(1000)]
     requests = [
-        fleet.request(fleet.prefill(2), fleet.decode(4), service=f"svc-{i}", affinity=Level.S1) for i in range(1000)
+        fleet.request(fleet.prefill(2), fleet.decode(4), service=f"svc-{i}", affinity=TopologyLevel.S1)
+        for i in range(1000)
     ]
     tried = []
     monkeypatch.setattr(
@@ -71,7 +74,7 @@ def test_low_affinity_leaves_scarce_hardware_alone(fleet) -> None:
         ("s2-0", "s1-0", "mixed-l", "L20", 8, 2),
         *homogeneous("s2-1", [8, 8]),
     ]
-    (result,) = plan_one(fleet, rows, fleet.request(fleet.prefill(1), fleet.decode(1), affinity=Level.CLUSTER))
+    (result,) = plan_one(fleet, rows, fleet.request(fleet.prefill(1), fleet.decode(1), affinity=TopologyLevel.CLUSTER))
     assert {item.node for item in result.groups[0].add} == {"s2-1-n0"}
     assert result.groups[0].subgroup_class is SubgroupClass.LOW
 
@@ -84,8 +87,8 @@ def test_mixed_hardware_under_one_s1_is_found_when_it_is_needed(fleet) -> None:
         ("s2-1", "s1-0", "l1", "L20", 8, 8),
     ]
     roles = (fleet.prefill(1, 2, ("L20",)), fleet.decode(2, 2, ("H20",)))
-    (tight,) = plan_one(fleet, rows, fleet.request(*roles, affinity=Level.S1))
-    (wide,) = plan_one(fleet, rows, fleet.request(*roles, affinity=Level.S2))
+    (tight,) = plan_one(fleet, rows, fleet.request(*roles, affinity=TopologyLevel.S1))
+    (wide,) = plan_one(fleet, rows, fleet.request(*roles, affinity=TopologyLevel.S2))
     assert (tight.groups[0].domain, tight.groups[0].subgroup_class) == ("s1-0", SubgroupClass.HIGH)
     assert {item.node for item in tight.groups[0].add} == {"h1", "l1"}
     assert (wide.groups[0].domain, wide.groups[0].subgroup_class) == ("s2-0", SubgroupClass.MEDIUM)
@@ -135,7 +138,7 @@ def test_preferred_type_comes_before_the_tighter_fit(fleet) -> None:
 def test_wide_limit_does_not_scatter(fleet) -> None:
     """Nodes that are almost full would be the best fit one by one; the S1 that holds all keeps KV transfers short."""
     rows = homogeneous("s2-0", [1, 0]) + homogeneous("s2-1", [1, 0]) + homogeneous("s2-2", [2, 2])
-    (result,) = plan_one(fleet, rows, fleet.request(fleet.prefill(1), fleet.decode(3), affinity=Level.CLUSTER))
+    (result,) = plan_one(fleet, rows, fleet.request(fleet.prefill(1), fleet.decode(3), affinity=TopologyLevel.CLUSTER))
     assert {item.node for item in result.groups[0].add} == {"s2-2-n0", "s2-2-n1"}
 
 
@@ -249,10 +252,10 @@ def test_moe_attention_and_ffn_share_an_s1_and_the_group_an_s2(fleet) -> None:
         fleet.role(Role.PREFILL_FFN, 2),
         fleet.decode(3),
     )
-    (result,) = plan_one(fleet, rows, fleet.request(*roles, affinity=Level.CLUSTER))
+    (result,) = plan_one(fleet, rows, fleet.request(*roles, affinity=TopologyLevel.CLUSTER))
     (group,) = result.groups
     prefill = {item.node for item in group.add if item.role is not Role.DECODE}
-    assert (group.domain, group.level) == ("s2-0", Level.S2)
+    assert (group.domain, group.level) == ("s2-0", TopologyLevel.S2)
     # s2-0-s1-0 has three free GPUs only; attention and FFN need four under one S1.
     assert prefill == {"s2-0-n2", "s2-0-n3"}
 
@@ -262,7 +265,7 @@ def test_moe_attention_and_ffn_share_an_s1_and_the_group_an_s2(fleet) -> None:
     [
         ({"expires_s": 100.0}, Constraint.EXPIRED, "expired at 1970-01-01T00:01:40+00:00"),
         ({"writer": "policy-engine", "token": 6}, Constraint.FENCED_OFF, "token 6 of policy-engine is fenced off"),
-        ({"clusters": frozenset({"b"})}, Constraint.CLUSTER_UNREACHABLE, "cluster b did not answer (refused)"),
+        ({"replica_revisions": (("b", 1),)}, Constraint.CLUSTER_UNREACHABLE, "cluster b did not answer (refused)"),
     ],
 )
 def test_what_may_not_be_served_is_held(fleet, change, constraint, says) -> None:
@@ -282,7 +285,7 @@ def test_what_may_not_be_served_is_held(fleet, change, constraint, says) -> None
 def test_what_a_silent_cluster_holds_is_not_placed_elsewhere(fleet) -> None:
     silent = MissingCluster(cluster="b", error="no answer within 2 s", services=frozenset({"chat"}), known=True)
     chat = fleet.request(fleet.role(Role.COLOCATED, 2))
-    other = fleet.request(fleet.role(Role.COLOCATED, 2), service="other", clusters=frozenset({"a", "b"}))
+    other = fleet.request(fleet.role(Role.COLOCATED, 2), service="other", replica_revisions=(("a", 1), ("b", 1)))
     results = {item.service: item for item in plan_one(fleet, homogeneous("s2-0", [8]), chat, other, missing=(silent,))}
     assert (results["chat"].outcome, results["chat"].constraint) == (Outcome.HELD, Constraint.CLUSTER_UNREACHABLE)
     assert results["other"].outcome is Outcome.PLACED
@@ -325,7 +328,7 @@ def test_tables_stay_true_to_the_nodes_they_count(fleet) -> None:
         ("s2-2", "s1-0", "l2", "L20", 8, 3),
     ]
     tree = build_tree([fleet.cluster("a", rows)])
-    keys = [(level, size, types) for level in Level for size in (1, 2, 3, 8) for types in ((0,), (1,), (0, 1))]
+    keys = [(level, size, types) for level in TopologyLevel for size in (1, 2, 3, 8) for types in ((0,), (1,), (0, 1))]
     kept = Capacity(tree)
     for key in keys:
         kept.slots(*key)
@@ -347,12 +350,12 @@ def test_worked_example_of_the_docs(fleet) -> None:
     ]
     h20, l20 = ("H20",), ("L20",)
     requests = [
-        fleet.request(fleet.prefill(1), fleet.decode(3), service="code", priority=5, affinity=Level.CLUSTER),
+        fleet.request(fleet.prefill(1), fleet.decode(3), service="code", priority=5, affinity=TopologyLevel.CLUSTER),
         fleet.request(fleet.prefill(1, 2, l20), fleet.decode(2, 2, h20), service="chat", priority=10),
         fleet.request(
-            fleet.prefill(1, 4, l20), fleet.decode(1, 8, h20), service="draft", priority=1, affinity=Level.S1
+            fleet.prefill(1, 4, l20), fleet.decode(1, 8, h20), service="draft", priority=1, affinity=TopologyLevel.S1
         ),
-        fleet.request(fleet.prefill(1, 1, l20), fleet.decode(4, 1, h20), service="late", affinity=Level.S2),
+        fleet.request(fleet.prefill(1, 1, l20), fleet.decode(4, 1, h20), service="late", affinity=TopologyLevel.S2),
     ]
     late = (
         "no S2 holds 1 prefill of 1 L20 GPU and 4 decode of 1 H20 GPU together; "

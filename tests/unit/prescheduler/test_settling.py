@@ -2,22 +2,14 @@
 
 import pytest
 
-from prescheduler.core.model import (
-    Constraint,
-    GroupPlacement,
-    Level,
-    Outcome,
-    Plan,
-    Role,
-    ScaleIn,
-    ServiceResult,
-    SubgroupClass,
-)
+from prescheduler.core.model import Constraint, Outcome, Plan, ServiceResult
 from prescheduler.core.pacing import note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.settle import settle
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from prescheduler.shell import wire
+from trimtab.domain.placement import GroupPlacement, ScaleIn, SubgroupClass
+from trimtab.words import Role, TopologyLevel
 
 
 def result_of(outcome: Outcome, *groups: GroupPlacement, decision: str = "d-1", **more: object) -> ServiceResult:
@@ -30,7 +22,7 @@ def change(cluster: str) -> GroupPlacement:
         service="chat",
         cluster=cluster,
         domain="s2-0",
-        level=Level.S2,
+        level=TopologyLevel.S2,
         subgroup_class=SubgroupClass.MEDIUM,
         decision_id="d-1",
         remove=(ScaleIn(role=Role.DECODE, count=1),),

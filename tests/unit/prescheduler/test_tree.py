@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from prescheduler.core.domains import list_domains
-from prescheduler.core.model import Constraint, Level, Outcome, SubgroupClass
+from prescheduler.core.model import Constraint, Outcome
 from prescheduler.core.tree import InventoryError, build_tree
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.placement import SubgroupClass
+from trimtab.words import TopologyLevel
 
 MIXED = [
     ("s2-0", "s1-0", "n0", "H20", 8, 8),
@@ -22,8 +24,8 @@ MIXED = [
 
 def test_classes_follow_the_gpu_mix_under_each_switch(fleet) -> None:
     tree = build_tree([fleet.cluster("a", MIXED)])
-    of_s2 = [tree.domain_class(Level.S2, domain).name for domain in range(3)]
-    of_s1 = [tree.domain_class(Level.S1, domain).name for domain in range(5)]
+    of_s2 = [tree.domain_class(TopologyLevel.S2, domain).name for domain in range(3)]
+    of_s1 = [tree.domain_class(TopologyLevel.S1, domain).name for domain in range(5)]
     assert of_s2 == ["LOW", "MEDIUM", "HIGH"]
     # The homogeneous S1 of a mixed S2 is no more than medium, also when its sibling is mixed.
     assert of_s1 == ["LOW", "MEDIUM", "MEDIUM", "HIGH", "MEDIUM"]
@@ -31,21 +33,24 @@ def test_classes_follow_the_gpu_mix_under_each_switch(fleet) -> None:
 
 def test_switches_of_one_name_under_two_parents_are_two_domains(fleet) -> None:
     tree = build_tree([fleet.cluster("b", MIXED), fleet.cluster("a", MIXED)])
-    assert tree.level(Level.S1).count == 10
-    assert tree.level(Level.CLUSTER).names == ("a", "b")
-    assert tree.level(Level.S2).clusters == ("a",) * 3 + ("b",) * 3
-    assert tree.level(Level.S2).rows(3) == (7, 9)
+    assert tree.level(TopologyLevel.S1).count == 10
+    assert tree.level(TopologyLevel.CLUSTER).names == ("a", "b")
+    assert tree.level(TopologyLevel.S2).clusters == ("a",) * 3 + ("b",) * 3
+    assert tree.level(TopologyLevel.S2).rows(3) == (7, 9)
 
 
 def test_rows_of_people_give_parents_totals_and_free(fleet) -> None:
     rows = list_domains(build_tree([fleet.cluster("a", MIXED, vdc="vdc-7"), fleet.cluster("b", MIXED)]), "a")
-    by_level = {level: [row for row in rows if row.level is level] for level in Level}
-    assert [len(by_level[level]) for level in (Level.CLUSTER, Level.S2, Level.S1, Level.NODE)] == [1, 3, 5, 7]
-    assert by_level[Level.CLUSTER][0].parent == "vdc-7"
-    assert by_level[Level.CLUSTER][0].gpus == (("H20", 32, 19), ("L20", 12, 10))
-    last = by_level[Level.S2][2]
+    by_level = {level: [row for row in rows if row.level is level] for level in TopologyLevel}
+    assert [
+        len(by_level[level])
+        for level in (TopologyLevel.CLUSTER, TopologyLevel.S2, TopologyLevel.S1, TopologyLevel.NODE)
+    ] == [1, 3, 5, 7]
+    assert by_level[TopologyLevel.CLUSTER][0].parent == "vdc-7"
+    assert by_level[TopologyLevel.CLUSTER][0].gpus == (("H20", 32, 19), ("L20", 12, 10))
+    last = by_level[TopologyLevel.S2][2]
     assert (last.name, last.parent, last.nodes, last.gpus) == ("s2-2", "a", 3, (("H20", 8, 0), ("L20", 8, 8)))
-    assert by_level[Level.NODE][3].parent == "s1-1"
+    assert by_level[TopologyLevel.NODE][3].parent == "s1-1"
 
 
 def test_no_cluster_is_an_empty_tree() -> None:

@@ -4,11 +4,12 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics_collector.core.gpus import GpuPageError, GpuValues, read_gpu_page
+from tests.support.properties import costly
 
 ABSENT = math.nan
 
@@ -268,7 +269,7 @@ def by_prometheus_client(body: bytes) -> dict[tuple[str, int], float]:
     return found
 
 
-@settings(max_examples=500, deadline=None)
+@costly(max_examples=500)
 @given(pages())
 def test_it_agrees_with_prometheus_client_on_every_page(body: bytes) -> None:
     theirs = by_prometheus_client(body)
@@ -301,7 +302,7 @@ def test_it_agrees_with_prometheus_client_on_every_page(body: bytes) -> None:
     assert reading.rejected == len(refused)
 
 
-@settings(max_examples=500, deadline=None)
+@costly(max_examples=500)
 @given(st.data())
 def test_a_damaged_page_gives_sane_numbers_or_is_refused(data: st.DataObject) -> None:
     body = bytearray(FULL)

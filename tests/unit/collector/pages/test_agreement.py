@@ -4,12 +4,13 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from metrics_collector.core.dialects import Dialect, load_dialects
 from metrics_collector.core.page import PageError, PageReader
 from metrics_collector.core.schema import Reading
+from tests.support.properties import costly
 from tests.unit.collector.pages.pagetexts import COMPUTED, by_reference, page_text, present, reference_samples
 
 DIALECTS = {dialect.name: dialect for dialect in load_dialects()}
@@ -35,7 +36,7 @@ def agree(dialect: Dialect, reading: Reading, page: str) -> None:
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@costly(max_examples=2000, suppress_health_check=list(HealthCheck))
 @given(named=ANY_PAGE)
 def test_agrees_with_prometheus_clients_parser_on_any_page_that_it_accepts(named: tuple[str, str]) -> None:
     name, page = named
@@ -68,7 +69,7 @@ def outcome(reader: PageReader, page: bytes, hint: object) -> object:
     return (reading.schema, tuple(map(repr, reading.values)), reading.rejected, found.dialect)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@costly(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_page_reads_the_same_whatever_page_came_before(data: st.DataObject) -> None:
     _, before = data.draw(ANY_PAGE)

@@ -1,13 +1,14 @@
-"""A hundred thousand damaged pages: each is refused, or nothing on it is absurd; and none costs time or memory."""
+"""Thousands of damaged pages: each is refused, or nothing on it is absurd; and none costs time or memory.
+
+tests/long has a hundred thousand more, of recorded pages.
+"""
 
 import gc
-import gzip
 import math
 import random
 import time
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -52,20 +53,23 @@ _OF_OTHERS = ("process_start_time", "sglang:num_", "sglang:generation", "sglang:
 KEPT = tuple(name.encode() for name in (*(f"vllm{mark}{name}" for mark in ":_" for name in _OF_VLLM), *_OF_OTHERS))
 
 
-@pytest.fixture(scope="module", params=["written", "recorded"])
-def pages(request: pytest.FixtureRequest, vllm_page: Callable[..., bytes]) -> tuple[list[bytes], list[bytes], int]:
+Pages = tuple[list[bytes], list[bytes], int]
+
+
+@pytest.fixture(scope="module", params=["written"])
+def pages(vllm_page: Callable[..., bytes]) -> Pages:
     """(pages with the read families alone, full pages, how many mutations of them)."""
+    written = written_pages(vllm_page)
+    return written, written, MUTATIONS // 5
+
+
+def written_pages(vllm_page: Callable[..., bytes]) -> list[bytes]:
+    """Pages of both engines that no server has shown."""
     ttft = {"0.1": 3.0, "0.5": 9.0, "2.5": 15.0, "+Inf": 16.0}
-    written = [
+    return [
         vllm_page(running=4, waiting=14, kv=0.9, generated=9969, computed=4616, cached=5184, finished=8, ttft=ttft),
         (series("sglang:num_running_reqs", {"0": 4}) + histogram("sglang:time_to_first_token_seconds")).encode(),
     ]
-    if request.param == "written":
-        return written, written, MUTATIONS // 5
-    material: Path = request.getfixturevalue("material")
-    full = [gzip.decompress(path.read_bytes()) for path in sorted((material / "vllm" / "captures").glob("*.prom.gz"))]
-    full += [path.read_bytes() for path in sorted((material / "data" / "metrics").iterdir())]
-    return [short for page in full if (short := filtered(page))] + written, full, MUTATIONS
 
 
 def filtered(page: bytes) -> bytes:
@@ -139,7 +143,7 @@ def absurdities(reading: Reading) -> list[str]:
 
 @pytest.mark.timeout(600)
 def test_no_damaged_page_crashes_hangs_fills_the_memory_or_gets_anything_absurd_in(
-    pages: tuple[list[bytes], list[bytes], int],
+    pages: Pages,
 ) -> None:
     short, full, mutations = pages
     chance = random.Random(20)
@@ -179,7 +183,7 @@ def test_no_damaged_page_crashes_hangs_fills_the_memory_or_gets_anything_absurd_
 
 
 def test_damaged_pages_leave_no_more_in_memory_than_the_layouts_kept(
-    pages: tuple[list[bytes], list[bytes], int],
+    pages: Pages,
 ) -> None:
     short, _, _ = pages
     chance = random.Random(21)

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from lab.evaluation.bars import at_least, at_most
 from lab.evaluation.documents import Finding, csv_text, document, json_text
+from lab.evaluation.drawing import Plot, to_file
 from lab.evaluation.evaluating import evaluate
 from lab.evaluation.outputs import Folder
-from lab.evaluation.plots import Plot, plots, to_file
+from lab.evaluation.plots import plots
 from lab.evaluation.report import report
 from lab.evaluation.suite import SuiteError
 from lab.evaluation.summaries import Case

@@ -20,7 +20,7 @@ from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window
 from policy_engine.core.observed import role_signals
-from policy_engine.core.signals import RoleSignals, Signal
+from policy_engine.core.signals import RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.engine import Engine
 from simulator.core.event_engine import EventEngine
@@ -30,6 +30,7 @@ from simulator.profiles import packaged_profiles
 from simulator.server.exposition import Gauge as PageGauge
 from simulator.server.exposition import Page
 from simulator.server.vllm_metrics import RequestParams, VllmMetrics
+from trimtab.domain.measurement import Measurement
 from trimtab.store.observations import merge
 from trimtab.words import Quality, Role
 
@@ -219,7 +220,7 @@ def through_messages(
     return found
 
 
-def without_detail(signal: Signal) -> tuple[float | None, Quality, int, int]:
+def without_detail(signal: Measurement) -> tuple[float | None, Quality, int, int]:
     return (None if signal.value is None else round(signal.value, 9), signal.quality, signal.reported, signal.expected)
 
 

@@ -13,6 +13,7 @@ from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest, FinishReason
 from simulator.core.timing import BatchWork, IterationModel
 from simulator.profiles import packaged_profiles
+from tests.support.properties import costly
 from tests.unit.simulator.engine.engine_rig import Action, Story, jump_through, step_through
 
 DYADIC = IterationModel(
@@ -97,7 +98,7 @@ def check_same(stepped: Story, jumped: Story, tolerance: float) -> None:
                 assert value == expected, field.name
 
 
-@settings(max_examples=400, deadline=None)
+@costly(max_examples=400)
 @given(
     loads(st.sampled_from([0.0, 0.0, 0.5, 1.125, 3.0, 11.0]), prompts=40, outputs=24),
     st.integers(1, 5),

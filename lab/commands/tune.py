@@ -13,7 +13,8 @@ from rich.table import Table
 from lab.baselines.tuning import Setting, Trial
 from lab.evaluation.suite import Suite, SuiteError, Tuning
 from lab.evaluation.tuning import TunedPolicy, tune, write_tuned
-from trimtab.cli.output import MISSING, console, errors, print_json
+from trimtab.cli.output import console, errors, print_json
+from trimtab.views.text import MISSING
 
 FILE_NAME = "tuned.yaml"
 

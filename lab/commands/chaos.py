@@ -21,18 +21,27 @@ from lab.chaos.load import SERVICES
 from lab.chaos.report import ChaosReport
 from lab.chaos.run import ChaosOptions, run_chaos
 from lab.chaos.slow_link import SlowLink
+from lab.commands.demo_resources import expected_replicas
+from lab.commands.fresh import fresh_folder
 from simulator.replay.report import ReplayProgress
 from simulator.scenarios import scenario_folder
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError, endpoints_of
-from trimtab.cli.demo_resources import expected_replicas
-from trimtab.cli.fresh import fresh_folder
+from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.local import CLUSTER, LocalStack, wait_until
 from trimtab.cli.output import console
 from trimtab.cli.resources import apply_resources, read_resources
 from trimtab.cli.signals import stop_on_signals
-from trimtab.cli.up import DEFAULT_STATE_FOLDER, PortBaseOption, RunningStack, Stopped, apply_when_up, running
+from trimtab.cli.up import (
+    DEFAULT_STATE_FOLDER,
+    PortBaseOption,
+    RunningStack,
+    Stopped,
+    apply_when_up,
+    require_stack,
+    running,
+)
+from trimtab.cli_errors import CommandError
 from trimtab.config.resources import Resource, ServicePolicy
 from trimtab.rpc.clients import channel
 from trimtab.store.client import Store
@@ -56,6 +65,7 @@ def chaos_command(
     as_json: Annotated[bool, typer.Option("--json", help="The counts as one JSON document, nothing else.")] = False,
 ) -> None:
     """Kill, hang and break everything under load, and count what Trimtab lost; exit 1 when a bar is missed."""
+    require_stack("chaos")
     base = endpoints_of(context).port_base if port_base is None else port_base
     console.quiet = as_json
     folder = state_folder / "chaos"
@@ -94,7 +104,7 @@ async def _chaos(options: ChaosOptions, addresses: LocalAddresses, folder: Path)
     stack = LocalStack(
         addresses=addresses,
         state_folder=folder,
-        topology=scenario_folder("chaos") / "topology.yaml",
+        scenario="chaos",
         bring_up_scale=BRING_UP_SCALE,
         stream_interval=STREAM_INTERVAL,
         gateway_actuator=gateway_actuator,

@@ -18,6 +18,8 @@ import aiohttp
 import grpc
 import typer
 
+from lab.commands.demo_resources import expected_replicas, resources_of_pass
+from lab.commands.fresh import fresh_folder
 from lab.evaluation import DemoSummary, PassFigures, Slo, summarise, summary_table
 from simulator.replay.client import ReplayOptions, replay
 from simulator.replay.report import ReplayProgress, ReplayReport
@@ -27,17 +29,26 @@ from simulator.traces.model import TraceError
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import PAGE_SIZE, CommandError, Services, endpoints_of, every_item
-from trimtab.cli.demo_resources import expected_replicas, resources_of_pass
-from trimtab.cli.fresh import fresh_folder
+from trimtab.cli.connect import PAGE_SIZE, Services, every_item
+from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.local import LocalStack, wait_until
-from trimtab.cli.output import console, message_dict
+from trimtab.cli.output import console
 from trimtab.cli.resources import read_resources
 from trimtab.cli.signals import stop_on_signals
 from trimtab.cli.status import Progress, run_live
-from trimtab.cli.up import DEFAULT_STATE_FOLDER, PortBaseOption, RunningStack, Stopped, apply_when_up, running
+from trimtab.cli.up import (
+    DEFAULT_STATE_FOLDER,
+    PortBaseOption,
+    RunningStack,
+    Stopped,
+    apply_when_up,
+    require_stack,
+    running,
+)
+from trimtab.cli_errors import CommandError
 from trimtab.config.resources import Pool, Resource, ServicePolicy
 from trimtab.rpc.errors import describe
+from trimtab.views.text import message_dict
 from trimtab.words import Role
 
 BRING_UP_SCALE = 0.05
@@ -72,7 +83,7 @@ class DemoPlan:
         return LocalStack(
             addresses=self.addresses,
             state_folder=self.folder / name,
-            topology=scenario_folder("demo") / "topology.yaml",
+            scenario="demo",
             bring_up_scale=BRING_UP_SCALE,
             stream_interval=self.stream_interval,
         )
@@ -104,6 +115,7 @@ def demo_command(
     as_json: Annotated[bool, typer.Option("--json", help="The summary as one JSON document, nothing else.")] = False,
 ) -> None:
     """Run the demo and compare Trimtab with a static split."""
+    require_stack("demo")
     try:
         made = (
             demo_trace(duration_s=duration_s, seed=seed)

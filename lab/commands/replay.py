@@ -15,9 +15,10 @@ from simulator.traces.model import TraceError, TraceRequest
 from simulator.traces.readers import read_trace
 from simulator.traces.shaping import scale_rate, take_slice
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError, endpoints_of
+from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.output import console, print_json
 from trimtab.cli.signals import stop_on_signals
+from trimtab.cli_errors import CommandError
 
 _PROGRESS_EVERY_S = 10.0
 

@@ -17,8 +17,9 @@ from lab.material import MEANING, MaterialError, perf_folder
 from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork
 from simulator.profiles import ProfileError, find_profile, packaged_profiles
-from trimtab.cli.connect import CommandError
-from trimtab.cli.output import MISSING, console, print_json
+from trimtab.cli.output import console, print_json
+from trimtab.cli_errors import CommandError
+from trimtab.views.text import MISSING
 
 app = typer.Typer(no_args_is_help=True, help="The simulator's profiles.")
 _SMALL_BATCH = BatchWork(prefill_tokens=0, decode_seqs=8, kv_tokens=8000, attention_pairs=0.0)

@@ -17,19 +17,22 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lab.commands.tune import FILE_NAME, part_of, run_tuning
 from lab.evaluation.catalogue import SUITES, find_suite
 from lab.evaluation.documents import Finding, csv_text, document, json_text
+from lab.evaluation.drawing import Plot, to_file
 from lab.evaluation.evaluating import evaluate
 from lab.evaluation.outputs import Folder
+from lab.evaluation.report import report
 from lab.evaluation.runner import Outcome, usable_cpus
 from lab.evaluation.suite import Options, Suite, SuiteError
 from lab.evaluation.summaries import Case, RunSummary
 from lab.evaluation.tables import summary_line, tables
 from trimtab import __version__
-from trimtab.cli.connect import CommandError
+from trimtab.cli.extras import require
 from trimtab.cli.output import console, errors, print_error, print_json
 from trimtab.cli.signals import ended_by_sigterm
-from trimtab.cli.tune import FILE_NAME, part_of, run_tuning
+from trimtab.cli_errors import CommandError
 
 MAX_DURATION_S = 604_800.0
 _FIXED_FILES = frozenset({"results.json", "table.csv", "report.html"})
@@ -102,7 +105,10 @@ def evaluate_command(
             )
             return
         suite = whole.only(policies=policy or (), traces=trace or (), seeds=seeds)
-        folder = None if as_json and out is None else Folder.claimed(out or Path("evaluation") / name)
+        no_files = as_json and out is None
+        if plots and not no_files:
+            require("matplotlib", what="drawing plots (else --no-plots)")
+        folder = None if no_files else Folder.claimed(out or Path("evaluation") / name)
         if folder is not None:
             folder.check(_FIXED_FILES)
         with _progress() as progress:
@@ -187,12 +193,8 @@ def _machine(jobs: int, started: float) -> dict[str, object]:
 
 
 def _write(finding: Finding, folder: Folder, *, draw: bool) -> None:
-    # Drawing takes a second to load, which a listing or `--json` need not wait for.
-    from lab.evaluation.plots import plots, to_file
-    from lab.evaluation.report import report
-
     with errors.status("drawing", spinner="dots") if errors.is_terminal else _progress():
-        drawn = list(plots(finding.evaluation, finding.suite.slos)) if draw else []
+        drawn = _draw(finding) if draw else []
         folder.write(
             {
                 "results.json": json_text(finding),
@@ -201,6 +203,13 @@ def _write(finding: Finding, folder: Folder, *, draw: bool) -> None:
                 **{f"{plot.name}.svg": to_file(plot.svg) for plot in drawn},
             }
         )
+
+
+def _draw(finding: Finding) -> list[Plot]:
+    # Drawing takes a second to load, which a listing or `--json` need not wait for.
+    from lab.evaluation.plots import plots
+
+    return list(plots(finding.evaluation, finding.suite.slos))
 
 
 def _show(finding: Finding, folder: Folder | None, *, as_json: bool) -> None:

@@ -23,8 +23,9 @@ from lab.calibration.report import document, policy_block, roles_block, roles_do
 from lab.calibration.sweeps import Sweep
 from lab.evaluation.statistics import Slo
 from simulator.profiles import ProfileError, find_profile, load_profiles
-from trimtab.cli.connect import CommandError
-from trimtab.cli.output import MISSING, console, print_json
+from trimtab.cli.output import console, print_json
+from trimtab.cli_errors import CommandError
+from trimtab.views.text import MISSING
 from trimtab.words import Role
 
 MAX_REPLICAS = 64

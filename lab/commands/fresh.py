@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.cli.addresses import LocalAddresses
-from trimtab.cli.connect import CommandError
 from trimtab.cli.local import LOCK_NAME, check_ports, lock_folder, not_writable
+from trimtab.cli_errors import CommandError
 
 MARKER_NAME = ".trimtab-run"
 

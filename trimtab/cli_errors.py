@@ -1,4 +1,8 @@
-"""Command lines whose mistakes are told in one line: typer's own way is a box of five."""
+"""Errors of command lines, each shown as one line: typer's own way is a box of five.
+
+`CommandError` is raised by commands, `UsageError` for a command line that is wrong. `run` is the whole program of a
+`python -m` command.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,14 @@ from typing import Any, NoReturn, cast
 
 import typer
 
+FAILED_STATUS = 1
 USAGE_STATUS = 2
 # Typer brings click along under names of its own; what a command line can be wrong in derives from this class of it.
 _ClickError = cast("type[Exception]", typer.BadParameter.__mro__[2])
+
+
+class CommandError(Exception):
+    """A command failed; the message is one line for the terminal. Exit status 1."""
 
 
 class UsageError(Exception):
@@ -29,9 +38,9 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     """`invoke` as a whole program: ends the process, with one line on standard error for a mistake."""
     try:
         status = invoke(app, name)
-    except UsageError as error:
+    except (UsageError, CommandError) as error:
         sys.stderr.write(f"{name}: {error}\n")
-        status = USAGE_STATUS
+        status = FAILED_STATUS if isinstance(error, CommandError) else USAGE_STATUS
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     sys.exit(status)

@@ -1,0 +1,178 @@
+"""Rules of the arbiter's fast loop: a ceiling that was lowered, and members that must gain capacity now.
+
+How pressed a member is, is its ρ where it has one, else 1/Z: of both, 1 is just enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policy_engine.core.arbiter_rules import Due, Need, Proposal, Receiving, Served
+from policy_engine.core.arena import Arena, MemberState, Plan
+from policy_engine.core.bundle import NextTerms, bundled
+from policy_engine.core.considered import Considered
+from policy_engine.core.donors import Terms
+from policy_engine.core.receivers import left_out, lost_and_missed, must_wait, release_terms, unseen
+from policy_engine.core.sources import order, source
+from policy_engine.core.vocabulary import Region, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class LowerToCeiling:
+    """A ceiling that was lowered: the least loaded replica goes, one a tick."""
+
+    name: str = "ceiling"
+    urgent: bool = True
+
+    def applies(self, arena: Arena, due: Due) -> bool:
+        """In the fast loop."""
+        del arena
+        return due.fast
+
+    def propose(self, arena: Arena, due: Due) -> Proposal:
+        """A release, of the first member by name that is above its ceiling."""
+        del due
+        for member in sorted(arena.members, key=lambda item: item.key):
+            awake = arena.awake_count(member.key)
+            if awake > member.ceiling and not member.shut:
+                why = f"{member.key} has {awake} awake and may have {member.ceiling}"
+                plan = Plan((), (arena.least_loaded(member.key),), 0, 0, "")
+                return Proposal(served=Served(need=Need(member=member, rule=Rule.BOUNDS, why=why), plan=plan))
+        return Proposal()
+
+    def reason(self, served: Served) -> str:
+        """The two counts."""
+        return served.need.why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason to rescue a member.
+
+    `why` says in words why it applies to a member, empty when it does not. `doubt`, where given, says why the sign is
+    not to be trusted, empty when it is; then the next cause is tried. `terms` are those of a donor's release. `more`
+    gives the terms on which the receiver gains once more in the same transition; without it one replica is gained.
+    """
+
+    rule: Rule
+    why: Callable[[Arena, MemberState], str]
+    terms: Callable[[Arena, MemberState], Terms]
+    doubt: Callable[[Arena, MemberState], str] | None = None
+    more: NextTerms | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue(Receiving):
+    """Members in need, the most pressed first; of each the first of `causes` that applies.
+
+    With `patient` a member whose needs are brief waits until this one has lasted.
+    """
+
+    name: str
+    causes: tuple[Cause, ...]
+    patient: bool = False
+    urgent: bool = True
+
+    def applies(self, arena: Arena, due: Due) -> bool:
+        """In the fast loop."""
+        del arena
+        return due.fast
+
+    def propose(self, arena: Arena, due: Due) -> Proposal:
+        """Capacity for the first member in need that a source is found for."""
+        del due
+        considered: list[Considered] = []
+        unserved: list[Need] = []
+        for member in sorted(arena.members, key=order):
+            found, doubts = self._cause(arena, member)
+            considered += doubts
+            if found is None:
+                continue
+            cause, need = found
+            sought = source(arena, member, cause.terms(arena, member))
+            considered += sought.considered
+            if sought.plan is not None:
+                plan = sought.plan if cause.more is None else bundled(arena, member, sought.plan, cause.more)
+                return Proposal(served=Served(need=need, plan=plan), considered=tuple(considered))
+            unserved.append(need)
+        return Proposal(considered=tuple(considered), unserved=tuple(unserved))
+
+    def _cause(self, arena: Arena, member: MemberState) -> tuple[tuple[Cause, Need] | None, tuple[Considered, ...]]:
+        """The cause that counts, with the need, and what kept others from counting."""
+        if self.patient:
+            waits = must_wait(arena, member)
+            if waits is not None:
+                return None, (waits,)
+        doubts: tuple[Considered, ...] = ()
+        for cause in self.causes:
+            why = cause.why(arena, member)
+            if not why:
+                continue
+            doubt = cause.doubt(arena, member) if cause.doubt is not None else ""
+            if not doubt:
+                return (cause, Need(member=member, rule=cause.rule, why=why)), doubts
+            doubts = (*doubts, left_out(arena, member, doubt))
+        return None, doubts
+
+
+def _breach(arena: Arena, member: MemberState) -> str:
+    """A hard guard's breach says that Z is too kind: a donor that stays healthy may give, even to a Z above its own."""
+    del arena
+    return member.guard.hard if member.share.demand else ""
+
+
+def _below_floor(arena: Arena, member: MemberState) -> str:
+    awake = arena.awake_count(member.key)
+    return f"{awake} awake, the floor is {member.floor}" if awake < member.floor else ""
+
+
+def _critical(arena: Arena, member: MemberState) -> str:
+    del arena
+    share = member.share
+    critical = share.fit and share.demand and share.region == Region.CRITICAL
+    return share.detail or f"Z = {share.z:.2f} is critical" if critical and share.z is not None else ""
+
+
+def _critical_unseen(arena: Arena, member: MemberState) -> str:
+    return unseen(arena, member) if member.share.z else ""
+
+
+def _lost(arena: Arena, member: MemberState) -> str:
+    if not lost_and_missed(arena, member):
+        return ""
+    return f"lost {arena.lost_count(member.key)} of its awake replicas"
+
+
+def _overloaded(arena: Arena, member: MemberState) -> str:
+    rho = member.load.rho if member.load is not None else None
+    if rho is None or not member.share.fit or rho <= _rescue_above(arena, member):
+        return ""
+    return f"ρ = {rho:.2f}: more work comes than its replicas can do"
+
+
+def _rescue_above(arena: Arena, member: MemberState) -> float:
+    """From which ρ on it is rescued: with a surplus of Z and settled arrivals a little more is chance."""
+    rule = arena.rules.load
+    surplus = member.share.region == Region.SURPLUS and member.load is not None and member.load.settled
+    return max(rule.rescue_above, rule.surplus_rescue_above) if surplus else rule.rescue_above
+
+
+def _floor_terms(arena: Arena, member: MemberState) -> Terms:
+    del arena
+    return Terms(member.key, 0.0)
+
+
+def _more_by_load(arena: Arena, member: MemberState) -> Terms | None:
+    """A member without a load, or with one within its limit, has enough."""
+    rho = member.load.rho if member.load is not None else None
+    return release_terms(arena, member) if rho is not None and rho > arena.rules.load.rescue_above else None
+
+
+HARD_GUARD = Cause(rule=Rule.RESCUE_HARD_GUARD, why=_breach, terms=release_terms, more=_more_by_load)
+BELOW_FLOOR = Cause(rule=Rule.FLOOR_REPAIR, why=_below_floor, terms=_floor_terms)
+CRITICAL = Cause(
+    rule=Rule.RESCUE_CRITICAL, why=_critical, doubt=_critical_unseen, terms=release_terms, more=_more_by_load
+)
+LOST_CAPACITY = Cause(rule=Rule.RESCUE_LOST_CAPACITY, why=_lost, terms=release_terms, more=_more_by_load)
+OVERLOAD = Cause(rule=Rule.RESCUE_LOAD, why=_overloaded, terms=release_terms, more=_more_by_load)
