@@ -11,16 +11,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from actuator.core.admission_pool import PoolAnswer, PoolRequest, apply_pool_state
+from actuator.core import model
+from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
 from actuator.core.endpoints import endpoint_set
+from actuator.core.listing import listed_operation, listed_replica
 from actuator.core.model import (
     ActionKind,
-    Floor,
     Gateway,
     Gpu,
     Limits,
-    Operation,
     OperationKind,
     Spec,
     State,
@@ -32,12 +32,14 @@ from gateway.core.routing import to_route
 from lab.virtual.gateway import CLUSTER, VirtualGateway
 from lab.virtual.servers import ServerState, VirtualServers
 from simulator.core.memory import GpuId
-from trimtab.domain.member import MemberKey
-from trimtab.domain.pool import DesiredPool, OverlayReplica
-from trimtab.words import Role
+from trimtab.domain.operation import Operation
+from trimtab.domain.pool import DesiredPool
+from trimtab.domain.replica import Replica
+from trimtab.words import LifeCycle, Role
 
 GATEWAY = "gateway"
 WRITER = "policy-engine"
+TOKEN = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class VirtualActuator:
         self.gateway = gateway
         self.limits = limits if limits is not None else Limits()
         self.state = State()
-        self.operations_ended: list[Operation] = []
+        self.operations_ended: list[model.Operation] = []
         self._pace = pace if pace is not None else ActuatorPace()
         self._nodes = {node.node: node for node in nodes}
         self._specs = {spec.replica: spec for spec in specs}
@@ -85,12 +87,16 @@ class VirtualActuator:
         """Take up the servers that are there, and let the gateway know of them."""
         self._step()
 
-    def apply(self, request: PoolRequest) -> PoolAnswer:
-        """Take a pool's desired state. Raises `actuator.core.fencing.Refused`."""
+    def apply(self, desired: DesiredPool) -> Operation | None:
+        """Take a pool's desired state from its only writer; the operation that works towards it, if any.
+
+        Raises `actuator.core.fencing.Refused`.
+        """
+        request = PoolRequest(desired=desired, writer=WRITER, token=TOKEN)
         answer = apply_pool_state(self._with_gateway(), request, self._world(), now_s=self._now_s, limits=self.limits)
         self.state = answer.state
         self._step()
-        return answer
+        return None if answer.operation is None else listed_operation(answer.operation, cluster=CLUSTER)
 
     def cancel(self, operation_id: str, reason: str) -> None:
         """Roll an operation back. Raises `actuator.core.fencing.Refused`."""
@@ -103,10 +109,23 @@ class VirtualActuator:
         """Something happened that the core should look at now."""
         self._call_at(self._now_s)
 
-    def unfinished(self) -> list[Operation]:
+    def unfinished(self) -> list[model.Operation]:
         """Operations under way, oldest first."""
         found = [operation for operation in self.state.operations.values() if not operation.finished]
         return sorted(found, key=lambda operation: (operation.create_s, operation.operation_id))
+
+    def listed_operations(self) -> tuple[Operation, ...]:
+        """Operations under way as others see them, oldest first."""
+        return tuple(listed_operation(operation, cluster=CLUSTER) for operation in self.unfinished())
+
+    def listed_replicas(self) -> tuple[Replica, ...]:
+        """Replicas as others see them, by name, with the requests that are in them now."""
+        found: list[Replica] = []
+        for name, record in sorted(self.state.replicas.items()):
+            up = record.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING)
+            in_flight = self.servers.in_flight(name) if up else 0
+            found.append(listed_replica(record, cluster=CLUSTER, in_flight=in_flight))
+        return tuple(found)
 
     @property
     def _now_s(self) -> float:
@@ -252,38 +271,6 @@ class VirtualActuator:
         self._outcomes.append(outcome)
         self.kick()
         self._look_again()
-
-
-def pool_request(
-    *,
-    pool: str,
-    state_revision: int,
-    overlay: Sequence[Spec],
-    awake: Sequence[str],
-    floors: Sequence[Floor],
-    budget_gpus: int,
-    drain_timeout_s: float,
-    sleep_level: int = 1,
-    decision_id: str = "",
-) -> PoolRequest:
-    """A desired state as the one writer of a run sends it: never fenced off, never expired."""
-    desired = DesiredPool(
-        pool=pool,
-        state_revision=state_revision,
-        overlay=tuple(
-            OverlayReplica(
-                item.replica, MemberKey(item.service, item.role), item.model, item.profile, item.node, item.gpu_indices
-            )
-            for item in overlay
-        ),
-        awake=tuple(awake),
-        floors=tuple(floors),
-        budget_gpus=budget_gpus,
-        decision_id=decision_id,
-        drain_timeout_s=drain_timeout_s,
-        sleep_level=sleep_level,
-    )
-    return PoolRequest(desired=desired, writer=WRITER, token=1)
 
 
 def gpu_ids(spec: Spec) -> tuple[GpuId, ...]:
