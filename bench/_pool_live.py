@@ -25,6 +25,7 @@ from trimtab.cli.connect import PAGE_SIZE
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.up import RunningStack, apply_when_up, running
 from trimtab.config.resources import Resource
+from trimtab.domain.time import seconds_of
 from trimtab.views.text import message_dict
 
 BRING_UP_TIMEOUT_S = 180.0
@@ -106,7 +107,7 @@ async def live_run(
         ],
         sent_late_max_s=report.max_late_s,
         transition_s=[
-            max(step.end_time.ToNanoseconds() for step in one.steps) / 1e9 - one.create_time.ToNanoseconds() / 1e9
+            max(seconds_of(step.end_time) for step in one.steps) - seconds_of(one.create_time)
             for one in operations
             if one.state == actuator_pb2.OPERATION_STATE_SUCCEEDED
         ],

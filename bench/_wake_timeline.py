@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from policy_engine.core.decision import ReplayError, decode_input
 from policy_engine.core.pool import PoolInput
+from policy_engine.shell.replay import ReplayError, decode_input
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.policy.v1 import decision_pb2
+from trimtab.domain.time import seconds_of
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.observations import merge, signal, window_end_s
@@ -169,8 +170,8 @@ def decisions_of(
     """The pool's decisions of that time, oldest first."""
     found = []
     for record in records:
-        at_s = record.decide_time.ToNanoseconds() / 1e9
-        if record.subject == pool and since_s - BEFORE_S <= at_s <= until_s:
+        at_s = seconds_of(record.decide_time)
+        if concerns(record, pool, since_s=since_s, until_s=until_s):
             found.append(
                 Decided(
                     at_s=round(at_s - since_s, 3),
@@ -182,9 +183,14 @@ def decisions_of(
     return sorted(found, key=lambda one: one.at_s)
 
 
+def concerns(record: decision_pb2.Decision, pool: str, *, since_s: float, until_s: float) -> bool:
+    """Whether it is a decision of the pool of that time, or of shortly before."""
+    return record.subject == pool and since_s - BEFORE_S <= seconds_of(record.decide_time) <= until_s
+
+
 def _window_s(record: decision_pb2.Decision, service: str, since_s: float) -> float | None:
     try:
-        given = decode_input(record.replay_input)
+        given = decode_input(record)
     except ReplayError:
         return None
     if not isinstance(given, PoolInput):
@@ -199,8 +205,8 @@ def stages_of(operation: actuator_pb2.Operation, *, since_s: float) -> list[Stag
         Stage(
             kind=actuator_pb2.StepKind.Name(step.kind).removeprefix("STEP_KIND_").lower(),
             replica=step.replica,
-            began_s=round(step.start_time.ToNanoseconds() / 1e9 - since_s, 3),
-            ended_s=round(step.end_time.ToNanoseconds() / 1e9 - since_s, 3) if step.HasField("end_time") else None,
+            began_s=round(seconds_of(step.start_time) - since_s, 3),
+            ended_s=round(seconds_of(step.end_time) - since_s, 3) if step.HasField("end_time") else None,
         )
         for step in operation.steps
         if step.HasField("start_time")

@@ -25,10 +25,10 @@ import numpy as np
 
 from bench._demo import FLEET, compared_demo
 from bench._live import LiveServer, live_fleet
-from lab.offline.disaggregated import disaggregated
-from lab.offline.fleet import colocated
-from lab.offline.network import Place
-from lab.offline.records import Records
+from lab.virtual.fixed.colocated import colocated
+from lab.virtual.fixed.disaggregated import disaggregated
+from lab.virtual.fixed.records import Records
+from lab.virtual.network import Place
 from simulator.core.profile import Profile
 from simulator.profiles import find_profile, packaged_profiles
 from simulator.replay.client import ReplayOptions, replay

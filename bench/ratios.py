@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from bench._report import machine, put_out
-from lab.offline.ratio_sweep import SERVICE_A, SERVICE_B, RatioPoint, RatioService, peak, sweep
+from lab.virtual.fixed.ratio_sweep import SERVICE_A, SERVICE_B, RatioPoint, RatioService, peak, sweep
 from simulator.profiles import find_profile, packaged_profiles
 
 PROFILE = "h100-8b-tp1"

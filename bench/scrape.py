@@ -31,6 +31,8 @@ from bench._simulated import simulated_page
 from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageReader
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.histogram import Histogram
+from trimtab.domain.time import seconds_of
 from trimtab.store import keys
 from trimtab.store.embedded import EmbeddedStore
 
@@ -222,16 +224,11 @@ def _buckets(page: str) -> dict[float, float]:
     return found
 
 
-def _quantile(grown: Mapping[float, float], quantile: float) -> float:
-    """Within its bucket the quantile is taken to lie on a straight line."""
-    wanted, below, lower = quantile * grown[math.inf], 0.0, 0.0
-    for bound in sorted(grown):
-        if grown[bound] >= wanted:
-            if math.isinf(bound):
-                return lower
-            return lower + (bound - lower) * (wanted - below) / max(grown[bound] - below, 1e-9)
-        below, lower = grown[bound], bound
-    return lower
+def _quantile(grown: Mapping[float, float], share: float) -> float:
+    """Seconds; the largest finite bound where the rank lies above it."""
+    bounds = sorted(grown)
+    found = Histogram(upper_bounds=bounds, cumulative=[grown[bound] for bound in bounds], total=0.0).quantile(share)
+    return 0.0 if found is None else found[0]
 
 
 def _ages(url: str, targets: int, *, seconds: float) -> list[float]:
@@ -247,9 +244,7 @@ def _ages(url: str, targets: int, *, seconds: float) -> list[float]:
             pipeline.hgetall(keys.latest_samples(f"s-{service}", _SERVICE_ROLE))
             (whole_s, micros), stored = pipeline.execute()
             now_s = whole_s + micros / 1e6
-            ages_s += [
-                now_s - pb.ReplicaSample.FromString(data).sample_time.ToMicroseconds() / 1e6 for data in stored.values()
-            ]
+            ages_s += [now_s - seconds_of(pb.ReplicaSample.FromString(data).sample_time) for data in stored.values()]
         # No multiple of the interval: each look is at another moment of it.
         time.sleep(0.37)
     client.close()

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench._report import machine, put_out
-from lab.offline.fleet import colocated
-from lab.offline.records import Records
+from lab.virtual.fixed.colocated import colocated
+from lab.virtual.fixed.records import Records
 from simulator.core.engine import Engine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest

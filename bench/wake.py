@@ -36,15 +36,16 @@ import grpc
 import yaml
 
 from bench._wake_cells import DRAIN_S, FAST_S, NODE_GPUS, PROFILE, Cell, document
-from bench._wake_timeline import Timeline, cpu_waits_s, decisions_of, stages_of, windows_of
+from bench._wake_timeline import Timeline, concerns, cpu_waits_s, decisions_of, stages_of, windows_of
 from simulator.profiles import packaged_profiles
 from trimtab.api.actuator.v1 import actuator_pb2
-from trimtab.api.policy.v1 import policy_pb2
+from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.cli.addresses import LocalAddresses
 from trimtab.cli.local import LocalStack, wait_until
 from trimtab.cli.resources import apply_resources
 from trimtab.cli.up import RunningStack, apply_when_up, running
 from trimtab.cli_errors import CommandError
+from trimtab.domain.time import seconds_of
 from trimtab.store.client import Store
 
 SCRAPE_S = 1.0
@@ -219,7 +220,7 @@ class Bench:
                 item
                 for item in listed.operations
                 if item.subject == f"pool-{cell.service}"
-                and called.since_s <= item.create_time.ToNanoseconds() / 1e9 <= called.called_s + CLOCKS_S
+                and called.since_s <= seconds_of(item.create_time) <= called.called_s + CLOCKS_S
                 and any(step.replica == called.replica for step in item.steps)
             )
             found = next(made_it, None)
@@ -238,16 +239,23 @@ class Bench:
         )
         decision = next(item for item in reply.decisions if item.decision_id == operation.decision_id)
         read = {"since_s": since_s, "until_s": called.called_s}
+        pool = f"pool-{cell.service}"
+        whole = [await self._whole(item) for item in reply.decisions if concerns(item, pool, **read)]
         return Timeline(
             cell=cell.service,
-            decided_s=decision.decide_time.ToNanoseconds() / 1e9 - since_s,
-            accepted_s=operation.create_time.ToNanoseconds() / 1e9 - since_s,
+            decided_s=seconds_of(decision.decide_time) - since_s,
+            accepted_s=seconds_of(operation.create_time) - since_s,
             called_s=called.called_s - since_s,
             windows=await windows_of(self._store, cell.service, **read),
-            decisions=decisions_of(reply.decisions, f"pool-{cell.service}", cell.service, **read),
+            decisions=decisions_of(whole, pool, cell.service, **read),
             stages=stages_of(operation, since_s=since_s),
             cpu_wait_s=called.cpu_wait_s,
         )
+
+    async def _whole(self, record: decision_pb2.Decision) -> decision_pb2.Decision:
+        """A decision with its input, which lists leave out."""
+        request = policy_pb2.ExplainDecisionRequest(decision_id=record.decision_id)
+        return (await self._services.policy.ExplainDecision(request, timeout=CALL_S)).decision
 
     async def _apply(self, cell: Cell, *, armed: bool) -> None:
         await apply_resources(self._services, cell.resources(armed=armed))

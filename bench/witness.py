@@ -28,14 +28,14 @@ from lab.calibration.fixed import run_fixed, run_staged
 from lab.evaluation import smoke
 from lab.evaluation.statistics import Slo
 from lab.evaluation.summaries import Case
-from lab.offline.disaggregated import disaggregated
-from lab.offline.fleet import colocated
-from lab.offline.network import Place
-from lab.offline.ratio_sweep import SERVICE_A, workload
-from lab.offline.records import Records
 from lab.suites import diurnal, diurnal_setup, tre_policies, tre_run
 from lab.suites.loads import packaged_loads
 from lab.virtual.control import ShareController
+from lab.virtual.fixed.colocated import colocated
+from lab.virtual.fixed.disaggregated import disaggregated
+from lab.virtual.fixed.ratio_sweep import SERVICE_A, workload
+from lab.virtual.fixed.records import Records
+from lab.virtual.network import Place
 from lab.virtual.pool_run import PoolRun
 from lab.virtual.result import RunResult
 from lab.virtual.scaled_control import ProportionalController

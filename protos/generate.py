@@ -22,8 +22,8 @@ from grpc_tools import protoc
 PROTOS = Path(__file__).resolve().parent
 PLUGINS = Path(sys.executable).parent
 API = PROTOS.parent / "trimtab" / "api"
-_IMPORT = re.compile(r"\b(from|import) trimtab\.(common|collector|policy|scheduler|actuator)\b")
-_REFERENCE = re.compile(r"(?<![\w.\"'/])trimtab\.(common|collector|policy|scheduler|actuator)\.v1\b")
+_IMPORT = re.compile(r"\b(from|import) trimtab\.(common|collector|policy|scheduler|actuator|store)\b")
+_REFERENCE = re.compile(r"(?<![\w.\"'/])trimtab\.(common|collector|policy|scheduler|actuator|store)\.v1\b")
 
 
 def generate(target: Path) -> None:

@@ -78,7 +78,7 @@ class RegistryLink:
 
     async def _speak_and_read(self, stalls: int) -> None:
         if not self._schema_checked:
-            await self._store.check_schema()
+            await self._store.check_schema(upgrade=False)
             self._schema_checked = True
         ack = self._routes.ack()
         told = ack.revision, b"".join(item.SerializeToString(deterministic=True) for item in ack.in_flight)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from lab.calibration.watching import Watch, drive
 from lab.calibration.windows import Windows
 from lab.evaluation.statistics import Slo
-from lab.offline.disaggregated import DisaggregatedFleet
-from lab.offline.fleet import EngineClock, engines_of
-from lab.offline.routing import LeastLoaded
+from lab.virtual.clock import EngineClock, engines_of
+from lab.virtual.fixed.disaggregated import DisaggregatedFleet
+from lab.virtual.fixed.routing import LeastLoaded
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.traces.model import TraceRequest

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import yaml
 
-from lab.offline.fleet import colocated
 from lab.suites.loads import TARGETS as SUITE_TARGETS
 from lab.suites.loads import Load, packaged_loads, scale_for
 from lab.suites.tre_setup import SLOS, STATIC_SPLIT, TRAINING_SEEDS, profiles
+from lab.virtual.fixed.colocated import colocated
 from simulator.traces.model import TraceRequest
 from simulator.traces.probes import MODELS, PROBES, probe
 from trimtab.config.yamlfile import YamlError, read_yaml_documents

@@ -1,4 +1,4 @@
-"""Token Service Share over columns of windows: the formula of `policy_engine.core.tss`, for fits that try many weights.
+"""Token Service Share over columns of windows: as `policy_engine.core.tss` has it, for fits that try many weights.
 
 Tests hold both equal, window by window.
 """

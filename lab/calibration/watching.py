@@ -15,7 +15,7 @@ import numpy as np
 
 from lab.calibration.windows import Floats, Windows, pressures, request_outcomes
 from lab.evaluation.statistics import Slo
-from lab.offline.fleet import EngineClock
+from lab.virtual.clock import EngineClock
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.recording import EngineRecorder
 from policy_engine.core.signals import RoleSignals

@@ -28,6 +28,7 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
+from trimtab.domain.time import seconds_of
 
 log = structlog.get_logger(__name__)
 
@@ -192,7 +193,7 @@ class Injector:
             key = collector_pb2.RoleKey(service=self._service, role=types_pb2.ROLE_COLOCATED)
             request = collector_pb2.GetObservationRequest(key=key)
             window = (await stubs.collector.GetObservation(request, timeout=_CALL_S)).observation
-            return bool(window.window_end.ToNanoseconds() / 1e9 > killed_unix_s)
+            return seconds_of(window.window_end) > killed_unix_s
         return True
 
     async def _until(self, reached: Callable[[], Awaitable[bool]], since_s: float) -> float | None:

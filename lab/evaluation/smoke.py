@@ -22,8 +22,8 @@ from lab.evaluation.study import Evaluation
 from lab.evaluation.suite import Options, Suite, Tuning
 from lab.evaluation.summaries import Case, RunSummary
 from lab.evaluation.tuning import read_tuned
-from lab.offline.fleet import colocated
-from lab.offline.outputs import GPU_POWER, gpu_outputs
+from lab.virtual.fixed.colocated import colocated
+from lab.virtual.gpu_outputs import GPU_POWER, gpu_outputs
 from lab.virtual.result import RequestColumns, RunResult, TimelinePoint
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineGauges

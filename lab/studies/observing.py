@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lab.offline.disaggregated import DisaggregatedFleet, Journey
-from lab.offline.fleet import engines_of
-from lab.offline.outputs import GPU_POWER, GpuOutputs, gpu_outputs
+from lab.virtual.clock import engines_of
+from lab.virtual.fixed.disaggregated import DisaggregatedFleet, Journey
+from lab.virtual.gpu_outputs import GPU_POWER, GpuOutputs, gpu_outputs
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineGauges, FinishedRequest
 from simulator.traces.model import TraceRequest

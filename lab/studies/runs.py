@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from lab.offline.ratio_sweep import SERVICE_A, RatioService, goodput, workload
 from lab.studies.observing import LATENCIES, ServiceFleet, Signal, Unit, Window
 from lab.studies.steering import TARGET_LOAD, Cooling, calibrated, reversals
+from lab.virtual.fixed.ratio_sweep import SERVICE_A, RatioService, goodput, workload
 from simulator.core.profile import Profile
 from simulator.traces.diurnal import day_curve
 from simulator.traces.model import TraceRequest

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lab.offline.ratio_sweep import SERVICE_A, SERVICE_B
 from lab.studies.findings import Study
 from lab.studies.observing import Signal, Unit
 from lab.studies.report import document, markdown
@@ -28,6 +27,7 @@ from lab.studies.runs import (
     scaled,
     steps,
 )
+from lab.virtual.fixed.ratio_sweep import SERVICE_A, SERVICE_B
 from simulator.profiles import ProfileError, find_profile, packaged_profiles
 from trimtab import cli_errors
 from trimtab.cli.extras import require

@@ -12,7 +12,7 @@ import dataclasses
 import math
 
 from lab.evaluation.statistics import Slo
-from lab.offline.fleet import colocated
+from lab.virtual.fixed.colocated import colocated
 from simulator.core.profile import Profile
 from simulator.traces.generators import Curve, Lengths
 from simulator.traces.model import TraceRequest

@@ -24,8 +24,8 @@ from lab.evaluation.study import Evaluation
 from lab.evaluation.suite import Options, Suite, SuiteError, Tuning
 from lab.evaluation.summaries import Case, RunSummary
 from lab.evaluation.tuning import TunedPolicy, read_tuned
-from lab.offline.ratio_sweep import SERVICE_A
 from lab.suites import diurnal_setup as day
+from lab.virtual.fixed.ratio_sweep import SERVICE_A
 from lab.virtual.result import RunResult
 from lab.virtual.scaled_control import ProportionalController, ScaledController, ScaledCounts
 from lab.virtual.scaled_run import run_scaled

@@ -16,9 +16,9 @@ import numpy as np
 from actuator.core.world import Node
 from lab.baselines.dynamo_sla import DecodeProfile, PrefillProfile
 from lab.evaluation.statistics import Slo
-from lab.offline.ratio_sweep import SERVICE_A, goodput, workload
 from lab.studies.observing import ServiceFleet, Signal, Unit
 from lab.studies.runs import watched
+from lab.virtual.fixed.ratio_sweep import SERVICE_A, goodput, workload
 from lab.virtual.scaled_run import ScaledSetup
 from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork

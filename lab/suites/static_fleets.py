@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from lab.evaluation.statistics import Slo
-from lab.offline.fleet import colocated
+from lab.virtual.fixed.colocated import colocated
 from simulator.core.profile import Profile
 from simulator.traces.model import TraceRequest
 

@@ -18,7 +18,7 @@ import numpy as np
 from metrics_collector.core.demand import DemandBoard, DemandReport, FrontDoorSums, forget, front_door_sums, report
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN
-from metrics_collector.core.roles import LATENCIES, Buckets, RoleSums, Roster, role_columns
+from metrics_collector.core.roles import LATENCIES, RoleSums, Roster, role_columns
 from metrics_collector.core.schema import Latency, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, RoleKey, Target
@@ -27,8 +27,9 @@ from policy_engine.core.observed import ROLE_LATENCIES, ROLE_SIGNALS
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.histogram import Histogram
 from trimtab.domain.measurement import NEVER_READ, Measurement
-from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade, histogram_quantile
+from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade
 from trimtab.words import Quality, Role
 
 _NAME = "virtual"
@@ -171,7 +172,7 @@ class VirtualCollector:
 def _role_signals(
     role: Role,
     sums: RoleSums,
-    latencies: Mapping[Latency, Buckets],
+    latencies: Mapping[Latency, Histogram],
     *,
     window_end_s: float,
     reported: int,
@@ -188,10 +189,10 @@ def _role_signals(
         return _signal(grade(value, tally, reported=min(tally.reported, expected), expected=expected))
 
     def p95_of(latency: Latency) -> Measurement:
-        buckets = latencies.get(latency)
-        if buckets is None:
+        histogram = latencies.get(latency)
+        if histogram is None:
             return NEVER_READ
-        found = histogram_quantile(0.95, buckets.bounds_s, buckets.cumulative)
+        found = histogram.quantile(0.95)
         tally = Tally(reported, reset=max(sums.reset))
         if found is None:
             tally.notes.append("nothing finished in the window")

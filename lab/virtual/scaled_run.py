@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from actuator.core.model import Limits, Spec
 from actuator.core.world import Node
-from lab.offline.network import Place
 from lab.virtual.actuation import ActuatorPace
 from lab.virtual.gateway import CLUSTER
+from lab.virtual.network import Place
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.placing import PlacingActuator, PreScheduler
 from lab.virtual.result import RunResult, TimelinePoint

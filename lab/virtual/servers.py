@@ -11,8 +11,8 @@ import dataclasses
 import enum
 from collections.abc import Callable, Mapping
 
-from lab.offline.fleet import EngineClock, OnFinished
-from lab.offline.outputs import GPU_POWER
+from lab.virtual.clock import EngineClock, OnFinished
+from lab.virtual.gpu_outputs import GPU_POWER
 from lab.virtual.recording import EngineRecorder, waiting_shown
 from simulator.core.curves import DecodeCurves
 from simulator.core.event_engine import EventEngine

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core.routing import Stage, Ticket, TicketState
-from lab.offline.network import Place, link_between
 from lab.virtual.gateway import CLUSTER, OpenRequest, VirtualGateway
+from lab.virtual.network import Place, link_between
 from lab.virtual.servers import VirtualServer
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import KvLink

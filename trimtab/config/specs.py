@@ -42,7 +42,7 @@ class TokenServiceShare(Spec):
     """TRE section III: the six scalars of a (model, SLO class) profile, and the hysteresis of its regions.
 
     The defaults of the weights and of `smoothing` are the ones that ranked best in the fixed-capacity sweeps. A
-    `waiting_weight` that is not given follows the length of answers (`policy_engine.core.tss.waiting_weight_of`). The
+    `waiting_weight` that is not given follows the length of answers, by the policy engine's `waiting_weight_of`. The
     capacities are what one replica sustains within the SLO: prompt tokens per second when it computes nothing else, and
     generated tokens per second. `base_tpot_s` is the time per token of a request that is alone. They serve the
     leading measure ρ and predictions, which are off without them.

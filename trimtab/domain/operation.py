@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from trimtab.api.actuator.v1 import actuator_pb2
-from trimtab.domain.time import from_timestamp, to_timestamp
+from trimtab.domain.time import optional_timestamp, seconds_of
 
 
 class OperationKind(StrEnum):
@@ -115,16 +115,16 @@ def operation_to_proto(operation: Operation) -> actuator_pb2.Operation:
                 replica=step.replica,
                 state=_STATE_NUMBERS[step.state],
                 phase=step.phase,
-                start_time=to_timestamp(step.start_s or None),
-                end_time=to_timestamp(step.end_s or None),
+                start_time=optional_timestamp(step.start_s or None),
+                end_time=optional_timestamp(step.end_s or None),
                 detail=step.detail,
                 service=step.service,
             )
             for step in operation.steps
         ],
-        create_time=to_timestamp(operation.create_s or None),
-        update_time=to_timestamp(operation.update_s or None),
-        deadline=to_timestamp(operation.deadline_s or None),
+        create_time=optional_timestamp(operation.create_s or None),
+        update_time=optional_timestamp(operation.update_s or None),
+        deadline=optional_timestamp(operation.deadline_s or None),
         detail=operation.detail,
     )
 
@@ -144,15 +144,15 @@ def operation_from_proto(message: actuator_pb2.Operation) -> Operation:
                 replica=step.replica,
                 state=_STATES.get(step.state, OperationState.RUNNING),
                 phase=step.phase,
-                start_s=from_timestamp(step.start_time),
-                end_s=from_timestamp(step.end_time),
+                start_s=seconds_of(step.start_time),
+                end_s=seconds_of(step.end_time),
                 detail=step.detail,
                 service=step.service,
             )
             for step in message.steps
         ),
-        create_s=from_timestamp(message.create_time),
-        update_s=from_timestamp(message.update_time),
-        deadline_s=from_timestamp(message.deadline),
+        create_s=seconds_of(message.create_time),
+        update_s=seconds_of(message.update_time),
+        deadline_s=seconds_of(message.deadline),
         detail=message.detail,
     )

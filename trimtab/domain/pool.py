@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.member import MemberKey
-from trimtab.domain.time import from_timestamp, to_timestamp
+from trimtab.domain.time import optional_timestamp, seconds_of
 from trimtab.words import Role
 
 Gpu = tuple[str, int]
@@ -94,7 +94,7 @@ def desired_to_proto(desired: DesiredPool) -> actuator_pb2.PoolState:
         budget_gpus=desired.budget_gpus,
         decision_id=desired.decision_id,
         replica_revision=desired.replica_revision,
-        expire_time=to_timestamp(desired.expires_s),
+        expire_time=optional_timestamp(desired.expires_s),
         drain_timeout_s=desired.drain_timeout_s,
         sleep_level=desired.sleep_level,
         prewarm=desired.prewarm,
@@ -120,7 +120,7 @@ def desired_from_proto(message: actuator_pb2.PoolState) -> DesiredPool:
         budget_gpus=message.budget_gpus,
         decision_id=message.decision_id,
         replica_revision=message.replica_revision,
-        expires_s=from_timestamp(message.expire_time) if message.HasField("expire_time") else None,
+        expires_s=seconds_of(message.expire_time) if message.HasField("expire_time") else None,
         drain_timeout_s=message.drain_timeout_s,
         sleep_level=message.sleep_level or 1,
         prewarm=message.prewarm,

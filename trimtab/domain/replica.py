@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.time import from_timestamp, to_timestamp
+from trimtab.domain.time import optional_timestamp, seconds_of
 from trimtab.words import HoldOwner, LifeCycle, Role
 
 
@@ -74,7 +74,7 @@ def replica_to_proto(replica: Replica) -> actuator_pb2.Replica:
             actuator_pb2.Hold(
                 owner=types_pb2.HoldOwner.ValueType(hold.owner.number),
                 reason=hold.reason,
-                since=to_timestamp(hold.since_s or None),
+                since=optional_timestamp(hold.since_s or None),
             )
             for hold in replica.holds
         ],
@@ -82,8 +82,8 @@ def replica_to_proto(replica: Replica) -> actuator_pb2.Replica:
         pool=replica.pool,
         deployment_group=replica.deployment_group,
         ready=replica.ready,
-        life_cycle_since=to_timestamp(replica.life_cycle_since_s or None),
-        start_time=to_timestamp(replica.start_s or None),
+        life_cycle_since=optional_timestamp(replica.life_cycle_since_s or None),
+        start_time=optional_timestamp(replica.start_s or None),
         revision=replica.revision,
         detail=replica.detail,
         slept_once=replica.slept_once,
@@ -112,7 +112,7 @@ def replica_from_proto(message: actuator_pb2.Replica) -> Replica:
         gpu_type=message.gpu_type,
         life_cycle=_LIFE_CYCLES.get(message.life_cycle, LifeCycle.UNKNOWN),
         holds=tuple(
-            Hold(owner=_OWNERS[hold.owner], reason=hold.reason, since_s=from_timestamp(hold.since))
+            Hold(owner=_OWNERS[hold.owner], reason=hold.reason, since_s=seconds_of(hold.since))
             for hold in message.holds
             if hold.owner in _OWNERS
         ),
@@ -120,8 +120,8 @@ def replica_from_proto(message: actuator_pb2.Replica) -> Replica:
         pool=message.pool,
         deployment_group=message.deployment_group,
         ready=message.ready,
-        life_cycle_since_s=from_timestamp(message.life_cycle_since),
-        start_s=from_timestamp(message.start_time),
+        life_cycle_since_s=seconds_of(message.life_cycle_since),
+        start_s=seconds_of(message.start_time),
         revision=message.revision,
         detail=message.detail,
         slept_once=message.slept_once,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.domain.time import from_timestamp, to_timestamp
+from trimtab.domain.time import seconds_of, timestamp_of
 from trimtab.words import Role, TopologyLevel
 
 
@@ -81,11 +81,12 @@ def request_to_proto(request: ScalingRequest) -> scheduler_pb2.ScalingRequest:
         allow_partial=request.allow_partial,
         decision_id=request.decision_id,
         replica_revisions=dict(request.replica_revisions),
-        create_time=to_timestamp(request.created_s),
-        expire_time=to_timestamp(request.expires_s),
     )
     if request.token:
         message.fencing.CopyFrom(types_pb2.Fencing(writer=request.writer, token=request.token))
+    for seconds, stamp in ((request.created_s, message.create_time), (request.expires_s, message.expire_time)):
+        if seconds is not None:
+            stamp.CopyFrom(timestamp_of(seconds))
     return message
 
 
@@ -109,8 +110,8 @@ def request_from_proto(message: scheduler_pb2.ScalingRequest) -> ScalingRequest:
         affinity=TopologyLevel.from_number(message.affinity) if message.affinity else TopologyLevel.CLUSTER,
         priority=message.priority,
         allow_partial=message.allow_partial,
-        created_s=from_timestamp(message.create_time) if message.HasField("create_time") else None,
-        expires_s=from_timestamp(message.expire_time) if message.HasField("expire_time") else None,
+        created_s=seconds_of(message.create_time) if message.HasField("create_time") else None,
+        expires_s=seconds_of(message.expire_time) if message.HasField("expire_time") else None,
         writer=message.fencing.writer,
         token=message.fencing.token,
         replica_revisions=tuple(sorted(message.replica_revisions.items())),

@@ -31,6 +31,7 @@ from trimtab.errors import StartupError
 from trimtab.logging import mask_passwords
 from trimtab.store import keys
 from trimtab.store.errors import StoreUnavailable
+from trimtab.store.upgrades import UPGRADES
 from trimtab.waiting import stopped_within
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,13 @@ _CONNECT_TIMEOUT_S = 1.0
 _MAX_CONNECTIONS = 32
 _PASSING = re.compile(r"\b(MISCONF|OOM|READONLY|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING)\b")
 """Refusals that are about the store's state (disk full, memory full, fail-over), not about the command."""
+_MAX_SCHEMA_DIGITS = 9
+# KEYS: the schema. ARGV: the version that was found, the next one. Two processes may upgrade at once.
+_RAISE_SCHEMA = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 
@@ -149,20 +157,34 @@ class Store:
         """Raises ``StoreUnavailable`` unless the store answers and has loaded its data."""
         await self.redis.ping()
 
-    async def check_schema(self) -> None:
-        """Claim an empty store for this version, or refuse one of another version with ``StartupError``."""
+    async def check_schema(self, *, upgrade: bool = True) -> None:
+        """Claims an empty store for this version and upgrades one of an older version.
+
+        Without ``upgrade`` an older one is used as it is: for readers of keys whose layout has not changed since, who
+        may not write others. Raises ``StartupError`` for a version that this release neither reads nor upgrades.
+        """
         await self.redis.set(keys.SCHEMA, str(keys.SCHEMA_VERSION), nx=True)
+        while (found := await self._schema()) != keys.SCHEMA_VERSION:
+            if found not in UPGRADES:
+                age = "older" if found < keys.SCHEMA_VERSION else "newer"
+                raise StartupError(
+                    f"{self.shown_url} has the {age} schema {found}, this version of Trimtab needs "
+                    f"{keys.SCHEMA_VERSION}: use another database, or the Trimtab that wrote it"
+                )
+            if not upgrade:
+                return
+            for step in UPGRADES[found]:
+                await step(self.redis)
+            raised = await self.redis.register_script(_RAISE_SCHEMA)(keys=[keys.SCHEMA], args=[found, found + 1])
+            if raised:
+                log.info("the store was upgraded", store=self.shown_url, schema_before=found, schema=found + 1)
+
+    async def _schema(self) -> int:
         found = await self.redis.get(keys.SCHEMA)
         text = found.decode("ascii", "replace") if isinstance(found, bytes) else ""
-        if text == str(keys.SCHEMA_VERSION):
-            return
-        if not text.isdigit():
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SCHEMA_DIGITS):
             raise StartupError(f"{self.shown_url}: key {keys.SCHEMA} holds {text[:40]!r}, which is no schema version")
-        age = "older" if int(text) < keys.SCHEMA_VERSION else "newer"
-        raise StartupError(
-            f"{self.shown_url} has the {age} schema {text}, this version of Trimtab needs {keys.SCHEMA_VERSION}: "
-            "use another database, or the Trimtab that wrote it"
-        )
+        return int(text)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -13,9 +13,8 @@ are missing, and after ``FORGET_S`` forgotten.
 
 from collections.abc import Sequence
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.time import microseconds_of
 
 FORGET_S = 60.0
 """A collector that has been silent for so much longer than the others is gone, and its replicas with it."""
@@ -25,13 +24,15 @@ def choose(partials: Sequence[pb.RolePartial]) -> tuple[list[pb.RolePartial], li
     """(those that count, all of one window's end; the newest of each collector that is late or left out)."""
     by_collector: dict[str, dict[int, pb.RolePartial]] = {}
     for partial in sorted(partials, key=_size):
-        by_collector.setdefault(partial.collector, {})[microseconds(partial.window_end)] = partial
+        by_collector.setdefault(partial.collector, {})[microseconds_of(partial.window_end)] = partial
     newest = {collector: own[max(own)] for collector, own in sorted(by_collector.items())}
-    last = max(microseconds(partial.window_end) for partial in newest.values())
+    last = max(microseconds_of(partial.window_end) for partial in newest.values())
     begin = min(
-        microseconds(partial.window_start) for partial in newest.values() if microseconds(partial.window_end) == last
+        microseconds_of(partial.window_start)
+        for partial in newest.values()
+        if microseconds_of(partial.window_end) == last
     )
-    live = [name for name, partial in newest.items() if microseconds(partial.window_end) > min(begin, last - 1)]
+    live = [name for name, partial in newest.items() if microseconds_of(partial.window_end) > min(begin, last - 1)]
     ends = sorted({end for collector in live for end in by_collector[collector]}, reverse=True)
     at_end = {end: [by_collector[name][end] for name in live if end in by_collector[name]] for end in ends}
     complete = [end for end in ends if len(at_end[end]) == len(live)]
@@ -42,7 +43,7 @@ def choose(partials: Sequence[pb.RolePartial]) -> tuple[list[pb.RolePartial], li
     left_out = [
         partial
         for collector, partial in newest.items()
-        if collector not in heard and microseconds(partial.window_end) > forgotten
+        if collector not in heard and microseconds_of(partial.window_end) > forgotten
     ]
     return chosen, left_out
 
@@ -67,8 +68,3 @@ def _without_repeats(partials: Sequence[pb.RolePartial]) -> list[pb.RolePartial]
             found.append(partial)
             covered.update(partial.reported_replicas)
     return found
-
-
-def microseconds(timestamp: Timestamp) -> int:
-    """Since the epoch."""
-    return timestamp.ToMicroseconds()

@@ -12,17 +12,18 @@ write them together with the owner's lease. The owners:
     obs/<service>/<role>    windows and latest samples of one role (several collectors write)
     collector               which roles are observed, demand at the front door, who shares the targets
 
-Values are protobuf messages in their binary form unless a function says otherwise. A change of meaning raises
-``SCHEMA_VERSION``: a process refuses a store of another version rather than misread it.
+Values are protobuf messages in their binary form unless a function says otherwise. A change of keys or of what they
+mean raises ``SCHEMA_VERSION``: a process upgrades a store of an older one (``trimtab.store.upgrades``) and refuses a
+newer one rather than misread it.
 """
 
 import hashlib
 import re
 
 PREFIX = "trimtab:"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = "trimtab:schema"
-"""String: the decimal ``SCHEMA_VERSION`` of whoever wrote here first."""
+"""String: the decimal ``SCHEMA_VERSION`` of the newest release that has used this store."""
 
 POLICY_ENGINE = "policy-engine"
 PRESCHEDULER = "prescheduler"
@@ -136,18 +137,24 @@ def decision_index() -> str:
     return owned(POLICY_ENGINE, "decision-index")
 
 
+def decision_inputs() -> str:
+    """Hash: decision id → ReplayRecord, the input that it was made from; bounded as the index is."""
+    return owned(POLICY_ENGINE, "decision-inputs")
+
+
 def scaling_requests() -> str:
     """Hash: service → its ScalingRequest, absolute."""
     return owned(POLICY_ENGINE, "scaling-requests")
 
 
 def desired_pools() -> str:
-    """Hash: pool → its desired PoolState, absolute."""
+    """Hash: pool → DesiredPoolRecord, absolute."""
     return owned(POLICY_ENGINE, "desired-pools")
 
 
 def engine_state(part: str) -> str:
-    """Hash: name → what the engine's next tick, or its next leader, goes on from (``tss``, ``scaling``, …)."""
+    """Hash: name → what the engine's next tick, or its next leader, goes on from: ``pools`` has PoolStateRecords,
+    ``scaled`` ScaledStateRecords."""
     return owned(POLICY_ENGINE, "state", part)
 
 
@@ -160,22 +167,22 @@ def paused() -> str:
 
 
 def cycles() -> str:
-    """Stream of Cycles, bounded."""
+    """Stream of CycleRecords, bounded."""
     return owned(PRESCHEDULER, "cycles")
 
 
 def schedule_results() -> str:
-    """Hash: service → result of its last scaling request."""
+    """Hash: service → ScheduleResultRecord, what came of its last scaling request."""
     return owned(PRESCHEDULER, "results")
 
 
 def deployment_groups() -> str:
-    """Hash: ``cluster/service/group`` → DeploymentGroup, as it was when its cluster was last seen."""
+    """Hash: ``cluster/service/group`` → DeploymentGroupRecord, as it was when its cluster was last seen."""
     return owned(PRESCHEDULER, "groups")
 
 
 def schedule_answer(request_id: str) -> str:
-    """Hash: digest of a Schedule call, and the ScheduleResponse it got; expires. Any ``request_id`` will do."""
+    """Hash: digest of a Schedule call, and the ScheduleAnswerRecord of it; expires. Any ``request_id`` will do."""
     return owned(PRESCHEDULER, "answers", hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest())
 
 
@@ -183,17 +190,17 @@ def schedule_answer(request_id: str) -> str:
 
 
 def replicas(cluster: str) -> str:
-    """Hash: replica → its record with holds and life cycle (JSON; the actuator alone reads it)."""
+    """Hash: replica → ReplicaRecord, with holds and life cycle; the actuator alone reads it."""
     return owned(actuator(cluster), "replicas")
 
 
 def operations(cluster: str) -> str:
-    """Hash: operation id → operation with every step (JSON; the actuator alone reads it)."""
+    """Hash: operation id → OperationRecord, with every step; the actuator alone reads it."""
     return owned(actuator(cluster), "operations")
 
 
 def pool_states(cluster: str) -> str:
-    """Hash: pool → the state accepted last, and how far it is carried out (JSON; the actuator alone reads it)."""
+    """Hash: pool → PoolRecord, the state accepted last and how far it is carried out; the actuator alone reads it."""
     return owned(actuator(cluster), "pools")
 
 
@@ -233,5 +240,5 @@ def gateways_spoke(cluster: str) -> str:
 
 
 def revisions(cluster: str) -> str:
-    """Hash: ``meta`` → revisions, fencing tokens seen, request ids (JSON); ``token`` → who wrote last (decimal)."""
+    """Hash: ``meta`` → ActuatorMetaRecord; ``token`` → the fencing token of who wrote last (decimal)."""
     return owned(actuator(cluster), "revisions")

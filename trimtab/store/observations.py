@@ -20,22 +20,22 @@ NaN, infinities and negatives are refused: such a signal of such a partial count
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.store.common_window import choose, microseconds
+from trimtab.domain.histogram import EMPTY, Histogram, merge_histograms
+from trimtab.domain.time import microseconds_of, seconds_of
+from trimtab.store.common_window import choose
 
 __all__ = [
     "Graded",
     "Tally",
     "age_s",
     "grade",
-    "histogram_quantile",
     "merge",
     "merge_service",
     "signal",
@@ -119,39 +119,12 @@ def signal(observation: pb.RoleObservation, wanted: "pb.Signal.ValueType") -> ty
 
 def window_end_s(observation: pb.RoleObservation) -> float:
     """End of the window: Unix seconds on the store's clock."""
-    return microseconds(observation.window_end) / 1e6
+    return seconds_of(observation.window_end)
 
 
 def age_s(observation: pb.RoleObservation, now_s: float) -> float:
     """Seconds since the window ended; never negative."""
     return max(0.0, now_s - window_end_s(observation))
-
-
-def histogram_quantile(
-    quantile: float, upper_bounds: Sequence[float], cumulative: Sequence[float]
-) -> tuple[float, bool] | None:
-    """Prometheus's ``histogram_quantile``: linear inside the bucket that holds the rank, the lowest starting at 0.
-
-    ``upper_bounds`` ascend and end with +Inf; ``cumulative`` never falls. Gives the value and whether the rank lies in
-    the +Inf bucket, where the value is the largest finite bound and the truth may be any larger one. None without a
-    count, or without a finite bound.
-    """
-    if not 0 <= quantile <= 1:
-        raise ValueError(f"quantile is {quantile:g}, must be from 0 to 1")
-    if len(upper_bounds) < 2 or len(upper_bounds) != len(cumulative) or cumulative[-1] <= 0:
-        return None
-    last = len(upper_bounds) - 1
-    rank = quantile * cumulative[-1]
-    index = bisect_left(cumulative, rank, 0, last)
-    if index == last:
-        return upper_bounds[last - 1], True
-    end = upper_bounds[index]
-    if index == 0 and end <= 0:
-        return end, False
-    start = upper_bounds[index - 1] if index else 0.0
-    below = cumulative[index - 1] if index else 0.0
-    inside = cumulative[index] - below
-    return (start + (end - start) * (rank - below) / inside if inside > 0 else end), False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +170,8 @@ def _observe(parts: Sequence[_Part], *, role: "types_pb2.Role.ValueType") -> pb.
         reported_replicas=sorted(name for part in parts for name in part.reported & part.wanted),
         missing_replicas=sorted(name for part in parts for name in part.wanted - part.reported),
     )
-    observation.window_start.FromMicroseconds(min(microseconds(partial.window_start) for partial in chosen))
-    observation.window_end.FromMicroseconds(max(microseconds(partial.window_end) for partial in chosen))
+    observation.window_start.CopyFrom(min((p.window_start for p in chosen), key=microseconds_of))
+    observation.window_end.CopyFrom(max((p.window_end for p in chosen), key=microseconds_of))
     for name in sorted({item.signal for partial in chosen for item in partial.signals}):
         speaking = _speaking(parts, _SIGNAL_ROLES.get(name))
         items = [item for part in speaking for partial in part.chosen for item in partial.signals]
@@ -294,39 +267,29 @@ def _merge_latency(
         refused=len(items) - len(good),
     )
     coverage = _coverage_of(parts)
-    bounds, cumulative = _add_histograms(good)
-    count = cumulative[-1] if cumulative and _sane(cumulative[-1]) else 0.0
-    if count == 0:
-        bounds, cumulative = [], []
+    histogram = merge_histograms([_histogram(item) for item in good])
+    if not _sane(histogram.count):
+        histogram = EMPTY
+    count = histogram.count
     merged = pb.LatencyValue(latency=latency, count=count)
     if count <= 0:
         tally.notes.append("nothing finished in the window")
-    elif len(bounds) < 2:
+    elif len(histogram.upper_bounds) < 2:
         tally.notes.append("the collectors' buckets have no finite bound in common")
-    for quantile, target in ((0.5, merged.p50_s), (0.95, merged.p95_s), (0.99, merged.p99_s)):
-        found = histogram_quantile(quantile, bounds, cumulative)
+    for share, target in ((0.5, merged.p50_s), (0.95, merged.p95_s), (0.99, merged.p99_s)):
+        found = histogram.quantile(share)
         target.CopyFrom(_measurement(None if found is None else found[0], tally, coverage))
         if found is not None and found[1]:
             target.detail = "; ".join(filter(None, (target.detail, "above the largest finite bucket")))
-    mean = sum(item.sum_s for item in good) / count if count > 0 else None
+    mean = histogram.total / count if count > 0 else None
     merged.mean_s.CopyFrom(_measurement(mean, tally, coverage))
     return merged
 
 
-def _add_histograms(items: Sequence[pb.LatencyPartial]) -> tuple[list[float], list[float]]:
-    """(upper bounds, cumulative counts) on the bounds that all have in common, where cumulative counts add exactly."""
-    if not items:
-        return [], []
-    common = set(items[0].upper_bounds_s).intersection(*(item.upper_bounds_s for item in items[1:]))
-    bounds = sorted(common)
-    totals = dict.fromkeys(bounds, 0.0)
-    for item in items:
-        running = 0.0
-        for bound, increase in zip(item.upper_bounds_s, item.increases, strict=True):
-            running += increase
-            if bound in totals:
-                totals[bound] += running
-    return bounds, [totals[bound] for bound in bounds]
+def _histogram(item: pb.LatencyPartial) -> Histogram:
+    return Histogram(
+        upper_bounds=tuple(item.upper_bounds_s), cumulative=list(accumulate(item.increases)), total=item.sum_s
+    )
 
 
 def _measurement(value: float | None, tally: Tally, coverage: _Coverage) -> types_pb2.Measurement:

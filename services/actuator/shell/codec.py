@@ -11,7 +11,7 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import placement_from_proto
 from trimtab.domain.pool import desired_from_proto
-from trimtab.domain.time import from_timestamp
+from trimtab.domain.time import seconds_of
 from trimtab.rpc.validate import Violations
 from trimtab.words import Role
 
@@ -104,7 +104,7 @@ def parse_placements(request: pb.ApplyPlacementsRequest, *, cluster: str) -> Pla
     return PlacementRequest(
         groups=group_requests(placement_from_proto(group) for group in request.groups),
         inventory_revision=request.inventory_revision,
-        expire_s=from_timestamp(request.expire_time) if request.HasField("expire_time") else None,
+        expire_s=seconds_of(request.expire_time) if request.HasField("expire_time") else None,
         request_id=request.request_id,
         validate_only=request.validate_only,
         writer=request.fencing.writer,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.time import seconds_of, timestamp_of
 
 _FORGET_S = 600.0
 
@@ -88,15 +89,13 @@ class ReplicaLoads:
     def told(self, collector: str, now_s: float) -> pb.CollectorDemand:
         """What the other collectors should know."""
         message = pb.CollectorDemand(collector=collector)
-        message.write_time.FromMicroseconds(round(now_s * 1e6))
+        message.write_time.CopyFrom(timestamp_of(now_s))
         totals: dict[str, ReplicaLoad] = {}
         for name, at_s in self.heard(now_s).items():
-            message.gateways.add(gateway=name).report_time.FromMicroseconds(round(at_s * 1e6))
+            message.gateways.add(gateway=name, report_time=timestamp_of(at_s))
             _add(totals, self._gateways[name].replicas.items())
         for replica, load in sorted(totals.items()):
-            message.replicas.add(replica=replica, in_flight=load.in_flight).moved_time.FromMicroseconds(
-                round(load.moved_at_s * 1e6)
-            )
+            message.replicas.add(replica=replica, in_flight=load.in_flight, moved_time=timestamp_of(load.moved_at_s))
         return message
 
     def take(self, others: Sequence[pb.CollectorDemand], now_s: float) -> frozenset[str]:
@@ -107,18 +106,15 @@ class ReplicaLoads:
         totals: dict[str, ReplicaLoad] = {}
         moved: set[str] = set()
         for other in others:
-            if abs(now_s - other.write_time.ToMicroseconds() / 1e6) >= self._expiry_s:
+            if abs(now_s - seconds_of(other.write_time)) >= self._expiry_s:
                 continue
             for heard in other.gateways:
                 own = self._gateways.get(heard.gateway)
-                if own is not None and heard.report_time.ToMicroseconds() / 1e6 > own.at_s:
+                if own is not None and seconds_of(heard.report_time) > own.at_s:
                     moved.add(heard.gateway)
             _add(
                 totals,
-                (
-                    (item.replica, ReplicaLoad(item.in_flight, item.moved_time.ToMicroseconds() / 1e6))
-                    for item in other.replicas
-                ),
+                ((item.replica, ReplicaLoad(item.in_flight, seconds_of(item.moved_time))) for item in other.replicas),
             )
         for gateway in moved:
             del self._gateways[gateway]

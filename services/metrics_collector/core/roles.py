@@ -26,6 +26,8 @@ from metrics_collector.core.schema import COUNTERS, SCALARS, Counter, Latency
 from metrics_collector.core.targets import RoleKey, Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.histogram import Histogram, merge_histograms
+from trimtab.domain.time import timestamp_of
 
 LATENCIES: Mapping[Latency, "pb.Latency.ValueType"] = {
     Latency.TTFT: pb.LATENCY_TTFT,
@@ -130,7 +132,7 @@ class RoleColumns:
     seen: Bools
     missing: Bools
     sums: Sequence["RoleSums"]
-    latencies: Mapping[int, Mapping[Latency, "Buckets"]]
+    latencies: Mapping[int, Mapping[Latency, Histogram]]
 
 
 def role_columns(roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, values: Floats) -> RoleColumns:
@@ -181,9 +183,9 @@ def role_partials(
         partial.signals.extend(own.signal(name) for name in shown)
         if own.reported[_SLEEPERS]:
             partial.signals.append(own.signal(pb.SIGNAL_ASLEEP_LOAD))
-        buckets = columns.latencies.get(role, {})
+        histograms = columns.latencies.get(role, {})
         partial.latencies.extend(
-            _latency_partial(latency, buckets[latency]) for latency in Latency if latency in buckets
+            _latency_partial(latency, histograms[latency]) for latency in Latency if latency in histograms
         )
         partials.append(partial)
     return partials
@@ -192,7 +194,7 @@ def role_partials(
 def set_window(partial: pb.RolePartial, window: Window) -> None:
     """Store-clock seconds → timestamps, to the microsecond."""
     for timestamp, seconds in ((partial.window_start, window.start_s), (partial.window_end, window.end_s)):
-        timestamp.FromMicroseconds(round(seconds * 1e6))
+        timestamp.CopyFrom(timestamp_of(seconds))
 
 
 class RoleSums(NamedTuple):
@@ -269,17 +271,9 @@ def _names(roster: Roster, chosen: Bools) -> list[list[str]]:
     return found
 
 
-class Buckets(NamedTuple):
-    """``cumulative`` never falls."""
-
-    bounds_s: tuple[float, ...]
-    cumulative: list[float]
-    sum_s: float
-
-
-def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int, dict[Latency, Buckets]]:
+def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int, dict[Latency, Histogram]]:
     """Role → its latencies, from the bucket increases of its live replicas."""
-    found: dict[int, dict[Latency, list[Buckets]]] = {}
+    found: dict[int, dict[Latency, list[Histogram]]] = {}
     for item in windows.histograms:
         chosen = live[item.positions]
         roles = roster.role_of[item.positions[chosen]]
@@ -296,32 +290,18 @@ def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int
             seconds = sums[:, total].tolist()
             for place, role in enumerate(roles[starts].tolist()):
                 if told[place]:
-                    buckets = Buckets(bounds_s, cumulative[place], seconds[place])
-                    found.setdefault(role, {}).setdefault(latency, []).append(buckets)
-    return {role: {latency: merge_buckets(several) for latency, several in own.items()} for role, own in found.items()}
+                    histogram = Histogram(upper_bounds=bounds_s, cumulative=cumulative[place], total=seconds[place])
+                    found.setdefault(role, {}).setdefault(latency, []).append(histogram)
+    return {
+        role: {latency: merge_histograms(several) for latency, several in own.items()} for role, own in found.items()
+    }
 
 
-def merge_buckets(several: Sequence[Buckets]) -> Buckets:
-    """The sum of histograms (at least one), on the bounds that all have, where cumulative counts add exactly.
-
-    So a fleet half-way through an upgrade loses resolution, not counts.
-    """
-    if len(several) == 1:
-        return several[0]
-    common = sorted(set(several[0].bounds_s).intersection(*(item.bounds_s for item in several[1:])))
-    totals = dict.fromkeys(common, 0.0)
-    for item in several:
-        for bound, count in zip(item.bounds_s, item.cumulative, strict=True):
-            if bound in totals:
-                totals[bound] += count
-    return Buckets(tuple(common), list(totals.values()), sum(item.sum_s for item in several))
-
-
-def _latency_partial(latency: Latency, buckets: Buckets) -> pb.LatencyPartial:
+def _latency_partial(latency: Latency, histogram: Histogram) -> pb.LatencyPartial:
     return pb.LatencyPartial(
         latency=LATENCIES[latency],
-        upper_bounds_s=buckets.bounds_s,
-        increases=list(map(sub, buckets.cumulative, (0.0, *buckets.cumulative[:-1]))),
-        sum_s=buckets.sum_s,
-        count=buckets.cumulative[-1],
+        upper_bounds_s=histogram.upper_bounds,
+        increases=list(map(sub, histogram.cumulative, (0.0, *histogram.cumulative[:-1]))),
+        sum_s=histogram.total,
+        count=histogram.count,
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from metrics_collector.core.targets import Target
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.time import timestamp_of
 
 _MAX_ERROR_CHARACTERS = 300
 
@@ -91,5 +92,5 @@ def describe_target(target: Target, status: TargetStatus) -> pb.Target:
         last_error=status.last_error if target.address else "it has no address yet",
     )
     if status.last_success_s is not None:
-        row.last_success_time.FromMicroseconds(round(status.last_success_s * 1e6))
+        row.last_success_time.CopyFrom(timestamp_of(status.last_success_s))
     return row

@@ -16,6 +16,7 @@ from metrics_collector.core.schema import Reading, Schema
 from metrics_collector.core.targets import RoleKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.time import microseconds_of, seconds_of
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
@@ -238,7 +239,7 @@ class Archive:
         entries = await self._stream(key).read_between(start_s - _APPEND_MARGIN_S, end_s + _APPEND_MARGIN_S, MAX_READ)
         windows: dict[int, list[pb.RolePartial]] = {}
         for entry in entries:
-            end_us = entry.message.window_end.ToMicroseconds()
+            end_us = microseconds_of(entry.message.window_end)
             if start_s * 1e6 <= end_us < end_s * 1e6:
                 windows.setdefault(end_us, []).append(entry.message)
         ends = sorted(windows)
@@ -279,7 +280,7 @@ class Archive:
                 schema = known.get(sample.schema_fingerprint)
                 row = None if schema is None else reading(sample, schema)
                 if row is not None:
-                    found[name] = (sample.sample_time.ToMicroseconds() / 1e6, row)
+                    found[name] = (seconds_of(sample.sample_time), row)
         return found
 
     def _stream(self, key: RoleKey) -> BoundedStream[pb.RolePartial]:

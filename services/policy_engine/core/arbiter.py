@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from policy_engine.core.arbiter_rules import ArbiterRule, Due, Need, Served
 from policy_engine.core.arena import Arena
 from policy_engine.core.balance_rules import GiveIdleGpus, LevelByLatency, LevelByLoad, Rebalance
-from policy_engine.core.considered import Considered, candidates, clamps
+from policy_engine.core.considered import Considered, candidates_of, clamps_of
 from policy_engine.core.draft import Transition
 from policy_engine.core.rescue_rules import (
     BELOW_FLOOR,
@@ -87,8 +87,8 @@ def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
         None,
         Rule.HOLD,
         holding,
-        candidates=candidates(considered),
-        clamps=clamps(urgent),
+        candidates=candidates_of(considered),
+        clamps=clamps_of(urgent),
         holding=holding,
         unserved=tuple(f"{need.rule} {need.member.key}" for need in unserved),
     )
@@ -106,7 +106,7 @@ def _verdict(arena: Arena, rule: ArbiterRule, served: Served, considered: list[C
         need.rule,
         rule.reason(served),
         receiver=receiver,
-        candidates=candidates([*considered, *_taken(served)]),
+        candidates=candidates_of([*considered, *_taken(served)]),
     )
 
 

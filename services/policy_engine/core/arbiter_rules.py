@@ -54,7 +54,7 @@ class Proposal:
 
 
 class ArbiterRule(Protocol):
-    """One rule of the arbiter. Rules hold no state; all that they know of the pool is in the arena."""
+    """One rule of the arbiter. Rules hold no state: all that they know of the pool is passed to them."""
 
     @property
     def name(self) -> str:

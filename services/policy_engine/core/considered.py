@@ -30,7 +30,7 @@ class Considered:
     awake: int = 0
 
 
-def candidates(considered: Iterable[Considered]) -> tuple[Candidate, ...]:
+def candidates_of(considered: Iterable[Considered]) -> tuple[Candidate, ...]:
     """Each pair once, in the order in which they were considered; of those left at most `MAX_CANDIDATES`."""
     found: dict[tuple[MemberKey, str], Candidate] = {}
     for item in considered:
@@ -40,7 +40,7 @@ def candidates(considered: Iterable[Considered]) -> tuple[Candidate, ...]:
     return tuple(found.values())
 
 
-def clamps(considered: Iterable[Considered]) -> tuple[Clamp, ...]:
+def clamps_of(considered: Iterable[Considered]) -> tuple[Clamp, ...]:
     """The first clamp of each kind, by kind: the receiver's replicas with one more, and as they are."""
     found: dict[ClampKind, Clamp] = {}
     for item in considered:

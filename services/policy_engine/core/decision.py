@@ -1,16 +1,13 @@
-"""Decision records: assembled from a draft, explained in lines, and computed again from their own inputs.
+"""Decision records: assembled from a draft, compared, and explained in lines.
 
-`replay_input` is JSON of the core's input types, whole. `replay` runs the core on it and assembles the record again
-with the id, time, fencing and outcome of the original; both are the same, bit for bit, or the engine has changed.
+The same input and header give the same record, bit for bit; `policy_engine.shell.replay` keeps the input with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from pydantic import TypeAdapter, ValidationError
 
 from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.draft import Draft, ReplicaChange
@@ -25,23 +22,6 @@ CoreInput = ScaledInput | PoolInput | BirthInput
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayInput:
-    """The input of exactly one of the cores; `format` grows when its types change incompatibly."""
-
-    format: Literal[1] = 1
-    scaled: ScaledInput | None = None
-    pool: PoolInput | None = None
-    birth: BirthInput | None = None
-
-
-_REPLAY_INPUT = TypeAdapter(ReplayInput)
-
-
-class ReplayError(ValueError):
-    """A decision's replay input is not one that this version can run."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecordHeader:
     """What a record has beside its substance."""
 
@@ -53,29 +33,6 @@ class RecordHeader:
     resource_etags: tuple[tuple[str, str], ...] = ()
 
 
-def encode_input(given: CoreInput) -> str:
-    """A core's input as JSON."""
-    if isinstance(given, ScaledInput):
-        wrapped = ReplayInput(scaled=given)
-    elif isinstance(given, PoolInput):
-        wrapped = ReplayInput(pool=given)
-    else:
-        wrapped = ReplayInput(birth=given)
-    return _REPLAY_INPUT.dump_json(wrapped, by_alias=True).decode()
-
-
-def decode_input(text: str) -> CoreInput:
-    """The other way. Raises ReplayError."""
-    try:
-        wrapped = _REPLAY_INPUT.validate_json(text)
-    except ValidationError as error:
-        raise ReplayError(f"replay input of another format: {error.error_count()} fields do not parse") from error
-    given = wrapped.scaled or wrapped.pool or wrapped.birth
-    if given is None:
-        raise ReplayError("the replay input is empty")
-    return given
-
-
 def run_core(given: CoreInput) -> Draft | None:
     """The draft that the core makes of this input; None when it would record nothing."""
     if isinstance(given, ScaledInput):
@@ -85,8 +42,8 @@ def run_core(given: CoreInput) -> Draft | None:
     return lay_out(given).draft
 
 
-def assemble(draft: Draft, given: CoreInput, header: RecordHeader) -> decision_pb2.Decision:
-    """The record, without an outcome."""
+def assemble(draft: Draft, header: RecordHeader) -> decision_pb2.Decision:
+    """The record, without an outcome and without the input that it was made from."""
     record = decision_pb2.Decision(
         decision_id=header.decision_id,
         kind=decision_pb2.DecisionKind.Value(f"DECISION_KIND_{draft.kind.value}"),
@@ -94,7 +51,6 @@ def assemble(draft: Draft, given: CoreInput, header: RecordHeader) -> decision_p
         rule=decision_pb2.Rule.Value(f"RULE_{draft.rule.value}"),
         reason=draft.reason,
         fencing=types_pb2.Fencing(writer=header.fencing_writer, token=header.fencing_token),
-        replay_input=encode_input(given),
     )
     record.decide_time.FromNanoseconds(header.decide_time_ns)
     for item in draft.inputs:
@@ -131,26 +87,6 @@ def _replica_change(item: ReplicaChange) -> decision_pb2.ReplicaChange:
 def role_value(role: Role) -> types_pb2.Role.ValueType:
     """A role on the wire."""
     return types_pb2.Role.Value(f"ROLE_{role.value.upper().replace('-', '_')}")
-
-
-def replay(record: decision_pb2.Decision) -> decision_pb2.Decision:
-    """The record computed again from its inputs. Raises ReplayError when they cannot be run."""
-    given = decode_input(record.replay_input)
-    draft = run_core(given)
-    if draft is None:
-        raise ReplayError("from these inputs the engine would record nothing")
-    header = RecordHeader(
-        decision_id=record.decision_id,
-        decide_time_ns=record.decide_time.ToNanoseconds(),
-        fencing_writer=record.fencing.writer,
-        fencing_token=record.fencing.token,
-        replica_revisions=tuple(sorted(record.replica_revisions.items())),
-        resource_etags=tuple(sorted(record.resource_etags.items())),
-    )
-    again = assemble(draft, given, header)
-    if record.HasField("outcome"):
-        again.outcome.CopyFrom(record.outcome)
-    return again
 
 
 def same(one: decision_pb2.Decision, other: decision_pb2.Decision) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.domain.measurement import NEVER_READ, Measurement, measurement_from_proto
+from trimtab.domain.time import seconds_of
 from trimtab.words import Role
 
 ROLE_SIGNALS: Mapping[str, collector_pb2.Signal.ValueType] = {
@@ -39,7 +40,7 @@ def role_signals(role: Role, observation: collector_pb2.RoleObservation) -> Role
     latencies = {item.latency: measurement_from_proto(item.p95_s) for item in observation.latencies}
     return RoleSignals(
         role=role,
-        window_end_s=observation.window_end.ToMicroseconds() / 1e6,
+        window_end_s=seconds_of(observation.window_end),
         **{field: signals.get(name, NEVER_READ) for field, name in ROLE_SIGNALS.items()},
         **{field: latencies.get(name, NEVER_READ) for field, name in ROLE_LATENCIES.items()},
     )
@@ -49,7 +50,7 @@ def front_door(observation: collector_pb2.RoleObservation) -> FrontDoor:
     """The front door's observation of one service."""
     signals = _signals(observation)
     return FrontDoor(
-        window_end_s=observation.window_end.ToMicroseconds() / 1e6,
+        window_end_s=seconds_of(observation.window_end),
         held=signals.get(collector_pb2.SIGNAL_HELD, NEVER_READ),
         arrival_rps=signals.get(collector_pb2.SIGNAL_ARRIVAL_RPS, NEVER_READ),
         arrival_prompt_tps=signals.get(collector_pb2.SIGNAL_ARRIVAL_PROMPT_TPS, NEVER_READ),

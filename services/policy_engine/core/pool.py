@@ -78,8 +78,8 @@ class PoolState:
 class PoolInput:
     """One tick's input, whole. `views` and `fronts` hold what was observed; an absent one was never observed.
 
-    `unreachable`, `budget_unknown` and `under_way` say why nothing may be decided: an actuator that does not answer,
-    GPUs that cannot be read, a transition. With `operations` in place of `under_way` a large pool may have several.
+    `unreachable` and `budget_unknown` say why nothing may be decided: an actuator that does not answer, GPUs that
+    cannot be read. `operations` are the transitions under way; a large pool may have several.
     """
 
     now_s: float
@@ -92,10 +92,6 @@ class PoolInput:
     fronts: tuple[tuple[str, FrontDoor], ...]
     state: PoolState
     unreachable: str = ""
-    under_way: str = ""
-    # The rule and the receivers of the transition under way.
-    under_way_rule: Rule | None = None
-    under_way_receivers: tuple[MemberKey, ...] = ()
     # Replicas that the actuator is repairing.
     busy: tuple[str, ...] = ()
     operations: tuple[UnderWay, ...] = ()
@@ -120,7 +116,7 @@ class PoolResult:
 
 def decide_pool(given: PoolInput) -> PoolResult:
     """One tick of one pool."""
-    operations = _operations(given)
+    operations = given.operations
     moving = {key for item in operations for key in (*item.receivers, *item.donors)}
     members, memories = look_at_members(
         Picture(given.now_s, given.pool, given.policies, given.overlay, given.awake, given.replicas),
@@ -155,13 +151,6 @@ def decide_pool(given: PoolInput) -> PoolResult:
     verdict = arbitrate(arena, fast_due=fast_due, slow_due=slow_due)
     state = _continued(given, state, verdict, more=len(operations) + 1 < limit, slow_due=slow_due)
     return _apply(given, state, members, reports, verdict)
-
-
-def _operations(given: PoolInput) -> tuple[UnderWay, ...]:
-    if given.operations or not given.under_way:
-        return given.operations
-    # Told as one that bars everything: what it moves is not known.
-    return (UnderWay(given.under_way, given.under_way_rule, given.under_way_receivers, (), ()),)
 
 
 def _arena(given: PoolInput, members: tuple[MemberState, ...], operations: tuple[UnderWay, ...]) -> Arena:

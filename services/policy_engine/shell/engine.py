@@ -18,7 +18,7 @@ from policy_engine.core.retention import RetentionLimits
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.catalog import Catalog, Snapshot
 from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, desired_command, load_memory
+from policy_engine.shell.memory import Memory, load_memory
 from policy_engine.shell.metrics import EngineMetrics
 from policy_engine.shell.observe import Observed, observe
 from policy_engine.shell.pools import PoolRunner
@@ -36,6 +36,7 @@ from trimtab.store.client import Store
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import CorruptEntry, FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease, StoreLease, fenced_write
+from trimtab.store.record_hash import RefusedLog
 
 log = structlog.get_logger(__name__)
 
@@ -82,6 +83,7 @@ class Engine:
         )
         self.scaled = ScaledRunner(store, self.fleet, self.writer, self.log, settings.publish_expiry_s)
         self.memory = Memory()
+        self._refused = RefusedLog()
         # Turns and changes of resources take it in turn: a change is never seen by half of a turn.
         self.lock = asyncio.Lock()
         self.last_turn_s = 0.0
@@ -168,6 +170,8 @@ class Engine:
         self.metrics.leader.set(1 if token is not None else 0)
         if token is None or token != self._loaded_token:
             await self._load(token)
+        else:
+            await self.memory.look_again(self.store)
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
         self.log.set_live(snapshot.policy_protos.keys() | snapshot.pool_protos.keys(), leading=token is not None)
@@ -183,7 +187,9 @@ class Engine:
             await self.scaled.turn(services, turn, self.memory)
             self._scaled_at_s = turn.now_s
         self.last_turn_s, self.last_observed = turn.now_s, turn.observed
-        self.metrics.show(self.pools.reports.values(), self.scaled.reports.values())
+        refused = [*self.memory.refused(), *self.scaled.refused_results.values()]
+        self._refused.show(refused)
+        self.metrics.show(self.pools.reports.values(), self.scaled.reports.values(), refused)
 
     async def _pool_turns(self, pools: list[Pool], turn: Turn) -> None:
         """Side by side: an actuator that hangs delays its own pools only. The first failure is raised at the end."""
@@ -207,7 +213,7 @@ class Engine:
             if stored is not None and stored.state_revision < desired.state_revision:
                 log.warning("the store lost a pool's desired state, keeping the newer one", pool=name)
                 self.memory.desired[name] = desired
-                lost.append(desired_command(desired))
+                lost.append(self.memory.desired_command(desired))
         if lost:
             await fenced_write(self.store, keys.POLICY_ENGINE, token, lost)
         self._loaded_token = token
@@ -244,12 +250,12 @@ class Engine:
     async def _forget_deleted(self, turn: Turn) -> None:
         """A deleted resource is not managed any more; its replicas stay as they are."""
         commands = []
-        for name in sorted(set(self.memory.desired) | set(self.memory.pools)):
+        for name in sorted(self.memory.pool_names()):
             if name not in turn.snapshot.pool_protos:
                 commands += self.memory.forget_pool(name)
         scaled = {policy.name for policy in self.scaled_services(turn.snapshot)}
         unreadable = turn.snapshot.policy_protos.keys() - turn.snapshot.policies.keys()
-        for name in sorted(set(self.memory.scaled) | set(self.memory.requests)):
+        for name in sorted(self.memory.service_names()):
             if name not in scaled and name not in unreadable:
                 commands += self.memory.forget_scaled(name)
         if commands:

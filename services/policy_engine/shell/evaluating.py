@@ -8,7 +8,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.crossrules import check_policy
-from policy_engine.core.decision import CoreInput, RecordHeader, assemble
+from policy_engine.core.decision import CoreInput, RecordHeader
 from policy_engine.core.desired import residents
 from policy_engine.core.draft import Draft
 from policy_engine.core.overlay import OverlayError
@@ -16,6 +16,7 @@ from policy_engine.core.pool import decide_pool
 from policy_engine.core.scaled import ScaledInput, decide_scaled
 from policy_engine.shell.catalog import POLICIES, Snapshot
 from policy_engine.shell.engine import Engine
+from policy_engine.shell.replay import record_of
 from policy_engine.shell.turn import Turn
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ResourceError, ServicePolicy, parse_service_policy
@@ -84,6 +85,9 @@ def _service(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateRespon
     home = turn.snapshot.pool_of(name)
     if home is not None:
         return _pool(engine, home.name, turn)
+    held = engine.memory.why_service_held(name)
+    if held:
+        return policy_pb2.EvaluateResponse(reason=held)
     given: ScaledInput = engine.scaled.gather(policy, turn, engine.memory)
     # A dry run tells of every clamp, not only of those that no record tells of yet.
     given = replace(given, state=replace(given.state, notes=()))
@@ -95,6 +99,9 @@ def _pool(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
     pool = turn.snapshot.pools.get(name)
     if pool is None:
         raise NotFound("NO_SUCH_POOL", f"no Pool {name!r}")
+    held = engine.memory.why_pool_held(name)
+    if held:
+        return policy_pb2.EvaluateResponse(reason=held)
     policies = turn.snapshot.members_of(pool)
     desired = engine.memory.desired.get(name)
     if desired is None:
@@ -118,4 +125,4 @@ def _answer(draft: Draft | None, given: CoreInput, turn: Turn, reason: str) -> p
         fencing_writer=keys.POLICY_ENGINE,
         fencing_token=0,
     )
-    return policy_pb2.EvaluateResponse(decision=assemble(draft, given, header), reason=draft.reason)
+    return policy_pb2.EvaluateResponse(decision=record_of(draft, given, header), reason=draft.reason)

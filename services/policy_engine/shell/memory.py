@@ -1,118 +1,177 @@
-"""What the engine keeps in the store from tick to tick, so that the next leader goes on where the last one stopped.
+"""What the engine keeps in the store from turn to turn, so that the next leader goes on where the last one stopped.
 
-Desired state is protobuf, as the contracts with actuators and pre-scheduler are; the cores' own states are JSON of
-their types. A state that does not parse (an older version wrote it) is replaced by a blank one and logged: a blank
-state takes over what exists.
+A record that cannot be read is refused by itself: it is kept as it is, and its subject, a pool or a scaled service, is
+held until an operator has restored or removed the record. The store's copy is written first, always.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
-
-import structlog
-from pydantic import TypeAdapter, ValidationError
+from typing import Any, cast
 
 from policy_engine.core.pool import PoolState
 from policy_engine.core.scaled import ScaledState
 from policy_engine.shell.records import Command
-from trimtab.api.actuator.v1 import actuator_pb2
+from policy_engine.shell.state_records import DESIRED_POOL, POOL_STATE, SCALED_STATE
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.domain.pool import DesiredPool, desired_from_proto, desired_to_proto
+from trimtab.domain.pool import DesiredPool
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry
+from trimtab.store.record_hash import RecordHash, corrupt
+from trimtab.store.records import Refused
 
-log = structlog.get_logger(__name__)
 
-S = TypeVar("S")
+class _ScalingRequests:
+    """The engine's requests are stored as the messages that the pre-scheduler takes."""
 
-_POOL_STATE = TypeAdapter(PoolState)
-_SCALED_STATE = TypeAdapter(ScaledState)
-_POOLS = "pools"
-_SCALED = "scaled"
+    name = "scaling request"
+
+    def decode(self, raw: object, *, key: str, field: str = "") -> scheduler_pb2.ScalingRequest | Refused:
+        try:
+            return decode(scheduler_pb2.ScalingRequest, raw, place=key)
+        except CorruptEntry:
+            data = raw if isinstance(raw, bytes) else b""
+            return corrupt(self.name, key, field, f"is no {self.name}", data)
+
+    def encode(self, value: scheduler_pb2.ScalingRequest, previous: bytes | None = None) -> bytes:
+        return value.SerializeToString()
+
+    def readable(self, raw: bytes) -> Any | None:
+        return None
+
+
+def _of_pool(name: str, desired: DesiredPool) -> str:
+    return "" if desired.pool == name else f"is of pool {desired.pool!r}"
+
+
+def _of_service(name: str, request: scheduler_pb2.ScalingRequest) -> str:
+    return "" if request.service == name else f"is of service {request.service!r}"
+
+
+def _pool_states() -> RecordHash[PoolState]:
+    return RecordHash(POOL_STATE, keys.engine_state("pools"))
+
+
+def _desired_pools() -> RecordHash[DesiredPool]:
+    return RecordHash(DESIRED_POOL, keys.desired_pools(), fault=_of_pool)
+
+
+def _scaled_states() -> RecordHash[ScaledState]:
+    return RecordHash(SCALED_STATE, keys.engine_state("scaled"))
+
+
+def _scaling_requests() -> RecordHash[scheduler_pb2.ScalingRequest]:
+    return RecordHash(_ScalingRequests(), keys.scaling_requests(), fault=_of_service)
 
 
 @dataclass
 class Memory:
-    """The engine's states by name; the store's copy is written first, always."""
+    """The engine's states by name, as they are in the store."""
 
-    pools: dict[str, PoolState] = field(default_factory=dict)
-    desired: dict[str, DesiredPool] = field(default_factory=dict)
-    scaled: dict[str, ScaledState] = field(default_factory=dict)
-    requests: dict[str, scheduler_pb2.ScalingRequest] = field(default_factory=dict)
+    pool_states: RecordHash[PoolState] = field(default_factory=_pool_states)
+    desired_pools: RecordHash[DesiredPool] = field(default_factory=_desired_pools)
+    scaled_states: RecordHash[ScaledState] = field(default_factory=_scaled_states)
+    scaling_requests: RecordHash[scheduler_pb2.ScalingRequest] = field(default_factory=_scaling_requests)
+
+    @property
+    def pools(self) -> dict[str, PoolState]:
+        """Pool → its state."""
+        return self.pool_states.values
+
+    @property
+    def desired(self) -> dict[str, DesiredPool]:
+        """Pool → its desired state."""
+        return self.desired_pools.values
+
+    @property
+    def scaled(self) -> dict[str, ScaledState]:
+        """Scaled service → its state."""
+        return self.scaled_states.values
+
+    @property
+    def requests(self) -> dict[str, scheduler_pb2.ScalingRequest]:
+        """Scaled service → its last request."""
+        return self.scaling_requests.values
+
+    def hashes(self) -> tuple[RecordHash[Any], ...]:
+        """All of them."""
+        return (self.pool_states, self.desired_pools, self.scaled_states, self.scaling_requests)
+
+    def refused(self) -> list[Refused]:
+        """Every record that cannot be read."""
+        return [record for found in self.hashes() for record in found.refused.values()]
+
+    def why_pool_held(self, pool: str) -> str:
+        """The refused records of a pool; empty when all of it could be read."""
+        return _refusals(pool, self.pool_states, self.desired_pools)
+
+    def why_service_held(self, service: str) -> str:
+        """The refused records of a scaled service; empty when all of it could be read."""
+        return _refusals(service, self.scaled_states, self.scaling_requests)
+
+    def pool_names(self) -> set[str]:
+        """Every pool that the store has anything of."""
+        return _names(self.pool_states, self.desired_pools)
+
+    def service_names(self) -> set[str]:
+        """Every scaled service that the store has anything of."""
+        return _names(self.scaled_states, self.scaling_requests)
+
+    def pool_state_command(self, name: str, state: PoolState) -> Command:
+        """Writes a pool's state."""
+        return self.pool_states.command(name, state)
+
+    def desired_command(self, desired: DesiredPool) -> Command:
+        """Writes a pool's desired state."""
+        return self.desired_pools.command(desired.pool, desired)
+
+    def scaled_state_command(self, name: str, state: ScaledState) -> Command:
+        """Writes a scaled service's state."""
+        return self.scaled_states.command(name, state)
+
+    def request_command(self, request: scheduler_pb2.ScalingRequest) -> Command:
+        """Writes a scaling request."""
+        return self.scaling_requests.command(request.service, request)
 
     def forget_pool(self, name: str) -> list[Command]:
         """Drop a deleted pool; the commands that do the same in the store."""
-        self.pools.pop(name, None)
-        self.desired.pop(name, None)
-        return [("HDEL", keys.engine_state(_POOLS), name), ("HDEL", keys.desired_pools(), name)]
+        return [self.pool_states.forget(name), self.desired_pools.forget(name)]
 
     def forget_scaled(self, name: str) -> list[Command]:
         """Drop a deleted service; the commands that do the same in the store."""
-        self.scaled.pop(name, None)
-        self.requests.pop(name, None)
-        return [("HDEL", keys.engine_state(_SCALED), name), ("HDEL", keys.scaling_requests(), name)]
+        return [self.scaled_states.forget(name), self.scaling_requests.forget(name)]
+
+    async def look_again(self, store: Store) -> None:
+        """Read refused records once more: an operator may have restored or removed them."""
+        for found in self.hashes():
+            await found.look_again(store)
+
+
+def _refusals(name: str, *hashes: RecordHash[Any]) -> str:
+    return "; ".join(str(found.refused[name]) for found in hashes if name in found.refused)
+
+
+def _names(*hashes: RecordHash[Any]) -> set[str]:
+    return {name for found in hashes for name in (*found.values, *found.refused)}
 
 
 async def load_memory(store: Store) -> Memory:
     """Everything, in one transaction."""
-    pipeline = store.redis.pipeline(transaction=True)
-    pipeline.hgetall(keys.engine_state(_POOLS))
-    pipeline.hgetall(keys.desired_pools())
-    pipeline.hgetall(keys.engine_state(_SCALED))
-    pipeline.hgetall(keys.scaling_requests())
-    pools, desired, scaled, requests = await pipeline.execute()
     memory = Memory()
-    for name, raw in _by_name(pools):
-        memory.pools[name] = _parse(_POOL_STATE, raw, f"state of pool {name}", PoolState())
-    for name, raw in _by_name(scaled):
-        memory.scaled[name] = _parse(_SCALED_STATE, raw, f"state of service {name}", ScaledState())
-    for name, raw in _by_name(desired):
-        try:
-            message = decode(actuator_pb2.PoolState, raw, place=f"desired state of pool {name}")
-            memory.desired[name] = desired_from_proto(message)
-        except (CorruptEntry, ValueError) as error:
-            log.warning("a pool's desired state was left out", error=str(error))
-    for name, raw in _by_name(requests):
-        try:
-            memory.requests[name] = decode(scheduler_pb2.ScalingRequest, raw, place=f"scaling request of {name}")
-        except CorruptEntry as error:
-            log.warning("a scaling request was left out", error=str(error))
+    pipeline = store.redis.pipeline(transaction=True)
+    for found in memory.hashes():
+        pipeline.hgetall(found.key)
+    for found, entries in zip(memory.hashes(), await pipeline.execute(), strict=True):
+        for name, raw in _by_name(entries):
+            found.take(name, raw)
     return memory
 
 
-def _by_name(found: dict[bytes, bytes]) -> list[tuple[str, bytes]]:
+def _by_name(found: Mapping[bytes, bytes]) -> list[tuple[str, bytes]]:
     return [(name.decode(errors="replace"), found[name]) for name in sorted(found)]
-
-
-def _parse(adapter: TypeAdapter[S], raw: bytes, place: str, blank: S) -> S:
-    try:
-        return adapter.validate_json(raw)
-    except ValidationError as error:
-        log.warning("starting from a blank state", place=place, faults=error.error_count())
-        return blank
-
-
-def pool_state_command(name: str, state: PoolState) -> Command:
-    """Writes a pool's state."""
-    return ("HSET", keys.engine_state(_POOLS), name, _POOL_STATE.dump_json(state))
-
-
-def scaled_state_command(name: str, state: ScaledState) -> Command:
-    """Writes a scaled service's state."""
-    return ("HSET", keys.engine_state(_SCALED), name, _SCALED_STATE.dump_json(state))
-
-
-def desired_command(desired: DesiredPool) -> Command:
-    """Writes a pool's desired state."""
-    return ("HSET", keys.desired_pools(), desired.pool, desired_to_proto(desired).SerializeToString())
-
-
-def request_command(service: str, data: bytes) -> Command:
-    """Writes a scaling request."""
-    return ("HSET", keys.scaling_requests(), service, data)
 
 
 async def read_hash(store: Store, key: str) -> list[tuple[str, bytes]]:

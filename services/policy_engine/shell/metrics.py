@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from policy_engine.shell.pools import PoolReport
 from policy_engine.shell.scaled import ScaledReport
 from trimtab.api.policy.v1 import decision_pb2
+from trimtab.store.records import Refused
 
 _REGION_NUMBER = {"CRITICAL": 1, "NOMINAL": 2, "SURPLUS": 3}
 
@@ -44,6 +45,12 @@ class EngineMetrics:
             "trimtab_policy_desired_replicas", "Replicas asked for", ["service", "role"], registry=registry
         )
         self.holding = Gauge("trimtab_policy_holding", "1 while the subject holds", ["subject"], registry=registry)
+        self.refused_records = Gauge(
+            "trimtab_policy_refused_records",
+            "1 for each stored record that cannot be read; its subject holds",
+            ["kind", "subject", "reason"],
+            registry=registry,
+        )
 
     def count(self, record: decision_pb2.Decision) -> None:
         """A record was written."""
@@ -51,10 +58,12 @@ class EngineMetrics:
         rule = decision_pb2.Rule.Name(record.rule).removeprefix("RULE_").lower()
         self.decisions.labels(kind, rule).inc()
 
-    def show(self, pools: Iterable[PoolReport], scaled: Iterable[ScaledReport]) -> None:
+    def show(self, pools: Iterable[PoolReport], scaled: Iterable[ScaledReport], refused: Iterable[Refused]) -> None:
         """Set the gauges from the last reports."""
-        for gauge in (self.z, self.rho, self.region, self.desired, self.holding):
+        for gauge in (self.z, self.rho, self.region, self.desired, self.holding, self.refused_records):
             gauge.clear()
+        for record in refused:
+            self.refused_records.labels(record.kind, record.field, record.reason.value).set(1)
         for pool in pools:
             self.holding.labels(pool.pool.name).set(1 if pool.holding else 0)
             for member in pool.result.reports if pool.result is not None else ():

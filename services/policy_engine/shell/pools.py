@@ -17,7 +17,7 @@ from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, m
 from policy_engine.core.pool import PoolInput, PoolResult, PoolState, decide_pool
 from policy_engine.core.pool_cycle import PoolPicture, needs_counts, next_desired, pool_input, with_counts
 from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, desired_command, pool_state_command
+from policy_engine.shell.memory import Memory
 from policy_engine.shell.publish import Publisher
 from policy_engine.shell.records import DecisionLog
 from policy_engine.shell.turn import Turn, Writer
@@ -65,6 +65,9 @@ class PoolRunner:
 
     async def turn(self, pool: Pool, turn: Turn, memory: Memory) -> None:
         """One pool's turn. Raises FencedOff and StoreUnavailable."""
+        if memory.why_pool_held(pool.name):
+            await self._hold(pool, turn, memory)
+            return
         policies = turn.snapshot.members_of(pool)
         layout = self._layout(pool, policies, turn, memory)
         unreachable = self.unreachable(pool) or layout.error
@@ -93,6 +96,14 @@ class PoolRunner:
         if link is not None and link.reachable:
             await self.publisher.publish(pool, link, turn, memory)
             await self.publisher.preempt(link, result)
+
+    async def _hold(self, pool: Pool, turn: Turn, memory: Memory) -> None:
+        """A pool of which a record cannot be read: nothing is decided, its last desired state goes on."""
+        desired = memory.desired.get(pool.name)
+        self.reports[pool.name] = PoolReport(pool, None, desired, memory.why_pool_held(pool.name))
+        link = self.fleet.links.get(pool.spec.cluster)
+        if turn.token is not None and desired is not None and link is not None and link.reachable:
+            await self.publisher.publish(pool, link, turn, memory)
 
     def forget(self, names: set[str]) -> None:
         """Drop reports of pools that are gone."""
@@ -136,7 +147,7 @@ class PoolRunner:
         if desired is not None and desired.overlay == layout.overlay:
             wish = rebound(desired, pool, policies)
             if wish is not None:
-                await self.writer.commit(turn, commands=[desired_command(wish)])
+                await self.writer.commit(turn, commands=[memory.desired_command(wish)])
                 memory.desired[pool.name] = wish
             return
         given = birth_input(pool, policies, desired, self.replicas(pool), layout.overlay, layout.residents)
@@ -152,7 +163,7 @@ class PoolRunner:
         revision = desired.state_revision + 1 if desired is not None else 1
         wish = desired_pool(pool, policies, birth.overlay, birth.awake, record.decision_id, state_revision=revision)
         records = [record, *self.publisher.superseded(pool.name, turn)]
-        await self.writer.commit(turn, records=records, commands=[desired_command(wish)])
+        await self.writer.commit(turn, records=records, commands=[memory.desired_command(wish)])
         memory.desired[pool.name] = wish
         log.info("pool laid out", pool=pool.name, decision=record.decision_id, reason=record.reason)
 
@@ -197,9 +208,9 @@ class PoolRunner:
             log.info("decided", pool=name, decision=record.decision_id, reason=record.reason)
             wish = next_desired(given, result, memory.desired[name], decision_id=record.decision_id)
             if wish is not None:
-                commands.append(desired_command(wish))
+                commands.append(memory.desired_command(wish))
         if result.state != memory.pools.get(name):
-            commands.append(pool_state_command(name, result.state))
+            commands.append(memory.pool_state_command(name, result.state))
         if records or commands:
             await self.writer.commit(turn, records=records, commands=commands)
         memory.pools[name] = result.state

@@ -28,7 +28,7 @@ from policy_engine.core.transition_outcome import (
 )
 from policy_engine.core.vocabulary import Rule
 from policy_engine.shell.links import CALL_TIMEOUT_S, ActuatorLink
-from policy_engine.shell.memory import Memory, desired_command, pool_state_command
+from policy_engine.shell.memory import Memory
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
 from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.actuator.v1 import actuator_pb2
@@ -182,7 +182,7 @@ class Publisher:
                 now_s=turn.now_s,
             )
             self._preempted.difference_update(record.outcome.operation_ids)
-            commands = [desired_command(after.desired), pool_state_command(pool.name, after.state)]
+            commands = [memory.desired_command(after.desired), memory.pool_state_command(pool.name, after.state)]
         await self.writer.commit(turn, records=[done], commands=commands)
         if after is not None:
             memory.desired[pool.name] = after.desired
@@ -235,6 +235,11 @@ class Publisher:
             info = error_info(error)
             current = int(info.metadata.get("highest_token", "0") or 0) if info is not None else 0
             raise FencedOff(keys.POLICY_ENGINE, token=turn.token or 0, current_token=current)
+        if memory.why_pool_held(pool.name):
+            # What cannot be read is not decided on: the refusal stands until the record is restored or removed.
+            log.warning("a held pool's state is not taken", pool=pool.name, error=describe(error))
+            self._refusals[pool.name] = refused(memory.desired[pool.name], describe(error), now_s=turn.now_s)
+            return
         if reason in ("OUTDATED", "REVISION_REUSED"):
             await self._catch_up(pool, link, turn, memory, error)
             return
@@ -261,7 +266,7 @@ class Publisher:
         desired = memory.desired[pool.name]
         policies = turn.snapshot.members_of(pool)
         wish = caught_up(desired, pool, policies, link.replicas.values(), their_revision=theirs)
-        await self.writer.commit(turn, commands=[desired_command(wish)])
+        await self.writer.commit(turn, commands=[memory.desired_command(wish)])
         memory.desired[pool.name] = wish
         log.warning("the actuator is ahead", pool=pool.name, theirs=theirs, ours=desired.state_revision)
 

@@ -3,6 +3,7 @@
 The hash holds the newest form of each record by id; the leader drops from it what is beyond the limits of retention.
 The stream carries each record as it was written, and again with each new outcome: news of bounded length, which every
 process follows into memory, where it serves reads and watches.
+The input that a record was made from is written once, in a hash of its own, and read when it is asked for.
 """
 
 from __future__ import annotations
@@ -81,16 +82,33 @@ class DecisionLog:
     def commands(self, records: Iterable[decision_pb2.Decision]) -> list[Command]:
         """What writes `records`, new ones or new outcomes, for a fenced write; and drops what retention has dropped."""
         found: list[Command] = []
+        inputs: list[Command] = []
         for record in records:
-            found.append(("HSET", keys.decision_index(), record.decision_id, record.SerializeToString()))
-            found.append(self._stream.append_command(record))
+            if record.replay:
+                inputs.append(("HSET", keys.decision_inputs(), record.decision_id, record.replay))
+            bare = without_input(record)
+            found.append(("HSET", keys.decision_index(), record.decision_id, bare.SerializeToString()))
+            found.append(self._stream.append_command(bare))
         dropped, self._dropped = self._dropped[:_DROPPED_AT_ONCE], self._dropped[_DROPPED_AT_ONCE:]
-        return [*found, *hash_commands(keys.decision_index(), {}, dropped)]
+        return [
+            *inputs,
+            *found,
+            *hash_commands(keys.decision_index(), {}, dropped),
+            *hash_commands(keys.decision_inputs(), {}, dropped),
+        ]
+
+    async def with_input(self, record: decision_pb2.Decision) -> decision_pb2.Decision:
+        """A copy of a record with the input that it was made from, as far as that is kept."""
+        whole = decision_pb2.Decision()
+        whole.CopyFrom(record)
+        raw = await cast("Any", self._store.redis.hget(keys.decision_inputs(), record.decision_id))
+        whole.replay = raw or b""
+        return whole
 
     def wrote(self, records: Iterable[decision_pb2.Decision]) -> None:
         """Show at once what this process wrote itself; the stream brings it again."""
         for record in records:
-            self._take(record)
+            self._take(without_input(record))
 
     def set_live(self, subjects: Set[str], *, leading: bool) -> None:
         """Say which services and pools exist, for the retention of what was decided on others.
@@ -189,6 +207,14 @@ class DecisionLog:
 
     def _publish(self, record: decision_pb2.Decision) -> None:
         self.hub.publish(policy_pb2.WatchDecisionsResponse(decision=record))
+
+
+def without_input(record: decision_pb2.Decision) -> decision_pb2.Decision:
+    """A copy without the input that it was made from."""
+    bare = decision_pb2.Decision()
+    bare.CopyFrom(record)
+    bare.ClearField("replay")
+    return bare
 
 
 def _newer(record: decision_pb2.Decision, known: decision_pb2.Decision) -> bool:

@@ -6,7 +6,7 @@ A request is refreshed with every turn and expires when no leader does so; the p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -15,17 +15,19 @@ from policy_engine.core.scaling_request import count_replicas, exists, scaling_r
 from policy_engine.core.signals import FrontDoor
 from policy_engine.core.units import RoleCounts
 from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, read_hash, request_command, scaled_state_command
+from policy_engine.shell.memory import Memory, read_hash
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
 from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.scaling import request_to_proto
+from trimtab.domain.time import seconds_of
 from trimtab.store import keys
 from trimtab.store.client import Store
-from trimtab.store.codec import decode
-from trimtab.store.errors import CorruptEntry
+from trimtab.store.records import Refused
+from trimtab.store.schedule_results import SCHEDULE_RESULT
+from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +38,6 @@ class ScaledReport:
 
     policy: ServicePolicy
     result: ScaledResult
-    given: ScaledInput
 
 
 @dataclass
@@ -49,6 +50,8 @@ class ScaledRunner:
     log: DecisionLog
     expiry_s: float
     reports: dict[str, ScaledReport] = field(default_factory=dict)
+    refused_results: dict[str, Refused] = field(default_factory=dict)
+    """Results of the pre-scheduler that cannot be read, by service."""
 
     async def turn(self, policies: Sequence[ServicePolicy], turn: Turn, memory: Memory) -> None:
         """All scaled services' turn. Raises FencedOff and StoreUnavailable."""
@@ -58,9 +61,14 @@ class ScaledRunner:
         requests: dict[str, scheduler_pb2.ScalingRequest] = {}
         open_records = await self._outcomes(memory, turn) if turn.token is not None else {}
         for policy in policies:
+            if memory.why_service_held(policy.name):
+                self.reports[policy.name] = _held(policy, memory)
+                if turn.token is not None and policy.name in memory.requests:
+                    requests[policy.name] = self._refreshed(memory.requests[policy.name], turn)
+                continue
             given = self.gather(policy, turn, memory)
             result = decide_scaled(given)
-            self.reports[policy.name] = ScaledReport(policy, result, given)
+            self.reports[policy.name] = ScaledReport(policy, result)
             if turn.token is None or result.state.desired is None:
                 continue
             decision_id = memory.requests[policy.name].decision_id if policy.name in memory.requests else ""
@@ -81,15 +89,23 @@ class ScaledRunner:
             created_s = self._created_s(policy.name, decision_id, record, memory, turn)
             request = self._request(policy, result.state.desired, decision_id, created_s, turn)
             requests[policy.name] = request
-            commands.append(request_command(policy.name, request.SerializeToString()))
             if result.state != memory.scaled.get(policy.name):
-                commands.append(scaled_state_command(policy.name, result.state))
+                commands.append(memory.scaled_state_command(policy.name, result.state))
                 states[policy.name] = result.state
+        commands += [memory.request_command(request) for request in requests.values()]
         records = [*open_records.values(), *records]
         if records or commands:
             await self.writer.commit(turn, records=records, commands=commands)
         memory.scaled.update(states)
         memory.requests.update(requests)
+
+    def _refreshed(self, request: scheduler_pb2.ScalingRequest, turn: Turn) -> scheduler_pb2.ScalingRequest:
+        """The last request of a held service, valid for longer: it asks for what it asked for."""
+        refreshed = scheduler_pb2.ScalingRequest()
+        refreshed.CopyFrom(request)
+        refreshed.fencing.CopyFrom(turn.fencing())
+        refreshed.expire_time.FromMilliseconds(int((turn.now_s + self.expiry_s) * 1000))
+        return refreshed
 
     def forget(self, names: set[str]) -> None:
         """Drop reports of services that are gone."""
@@ -141,10 +157,10 @@ class ScaledRunner:
     ) -> float:
         """When what is asked for was decided: a request that is only refreshed keeps its place in the queue."""
         if record is not None and record.decision_id == decision_id:
-            return record.decide_time.ToMicroseconds() / 1e6
+            return seconds_of(record.decide_time)
         before = memory.requests.get(service)
         if before is not None and before.decision_id == decision_id and before.HasField("create_time"):
-            return before.create_time.ToMicroseconds() / 1e6
+            return seconds_of(before.create_time)
         return turn.now_s
 
     def _supersede(
@@ -172,15 +188,15 @@ class ScaledRunner:
     async def _outcomes(self, memory: Memory, turn: Turn) -> dict[str, decision_pb2.Decision]:
         """New outcomes of the decisions that stand, from the pre-scheduler's results."""
         changed: dict[str, decision_pb2.Decision] = {}
+        self.refused_results = {}
         for service, raw in await read_hash(self.store, keys.schedule_results()):
             request = memory.requests.get(service)
             record = self.log.get(request.decision_id) if request is not None else None
             if record is None:
                 continue
-            try:
-                result = decode(scheduler_pb2.ScalingResult, raw, place=f"scheduling result of {service}")
-            except CorruptEntry as error:
-                log.warning("a scheduling result was left out", error=str(error))
+            result = SCHEDULE_RESULT.decode(raw, key=keys.schedule_results(), field=service)
+            if isinstance(result, Refused):
+                self.refused_results[service] = result
                 continue
             if result.decision_id != record.decision_id:
                 continue
@@ -216,6 +232,16 @@ class ScaledRunner:
             and sum(1 for item in listed if item.role is role and exists(item.life_cycle)) == count
             for role, count in state.desired
         )
+
+
+def _held(policy: ServicePolicy, memory: Memory) -> ScaledReport:
+    """A service of which a record cannot be read: nothing is decided, its last request goes on."""
+    state = memory.scaled.get(policy.name, ScaledState())
+    request = memory.requests.get(policy.name)
+    if state.desired is None and request is not None:
+        counts = tuple((Role.from_number(role.role), role.replicas) for role in request.roles)
+        state = replace(state, desired=counts)
+    return ScaledReport(policy, ScaledResult(state, None, memory.why_service_held(policy.name)))
 
 
 def _may_follow(record: decision_pb2.Decision, state: decision_pb2.OutcomeState.ValueType) -> bool:

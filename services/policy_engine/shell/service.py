@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from policy_engine.core.decision import ReplayError, explain, replay, same
+from policy_engine.core.decision import explain, same
 from policy_engine.shell.applying import Applier, Assumed
 from policy_engine.shell.catalog import POLICIES, POOLS, dressed, pause_field
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.evaluating import evaluate
+from policy_engine.shell.replay import ReplayError, replay
 from policy_engine.shell.status import status
 from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
 from trimtab.rpc.errors import NotFound
@@ -222,6 +223,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         record = self.engine.log.get(request.decision_id)
         if record is None:
             raise NotFound("NO_SUCH_DECISION", f"no decision {request.decision_id!r}; the oldest are dropped in time")
+        record = await self.engine.log.with_input(record)
         lines = explain(record)
         try:
             matches = same(replay(record), record)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policy_engine.core.decision import CoreInput, RecordHeader, assemble
+from policy_engine.core.decision import CoreInput, RecordHeader
 from policy_engine.core.draft import Draft
 from policy_engine.core.vocabulary import DecisionKind
 from policy_engine.shell.catalog import Snapshot
 from policy_engine.shell.observe import Observed
 from policy_engine.shell.records import Command, DecisionLog, IdSource, with_outcome
+from policy_engine.shell.replay import record_of
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.store import keys
@@ -64,7 +65,7 @@ class Writer:
         )
         hold = draft.kind == DecisionKind.HOLD
         state = decision_pb2.OUTCOME_STATE_NONE if hold else decision_pb2.OUTCOME_STATE_PENDING
-        record = with_outcome(assemble(draft, given, header), state, now_s=turn.now_s)
+        record = with_outcome(record_of(draft, given, header), state, now_s=turn.now_s)
         self._on_record(record)
         return record
 

@@ -13,6 +13,7 @@ from trimtab.store import keys
 from trimtab.store.client import CALL_TIMEOUT_S, Store
 from trimtab.store.embedded import EmbeddedStore
 from trimtab.store.errors import StoreUnavailable
+from trimtab.store.upgrades import UPGRADES
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ async def test_schema_is_claimed_once_and_then_accepted(store: Store) -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (str(keys.SCHEMA_VERSION - 1), "older schema"),
+        ("0", "older schema 0"),
         (str(keys.SCHEMA_VERSION + 1), "newer schema"),
         ("garbage", "no schema version"),
     ],
@@ -202,6 +203,61 @@ async def test_another_schema_is_refused_in_one_line(store: Store, found: str, w
         await store.check_schema()
     assert "\n" not in str(caught.value)
     assert await store.redis.get(keys.SCHEMA) == found.encode()
+
+
+async def test_an_older_store_is_upgraded_step_by_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def step(name: str) -> Callable[[object], Awaitable[None]]:
+        async def run(redis: object) -> None:
+            assert redis is store.redis
+            done.append(f"{name} at {await store.redis.get(keys.SCHEMA)!r}")
+
+        return run
+
+    monkeypatch.setattr(keys, "SCHEMA_VERSION", 9)
+    monkeypatch.setattr("trimtab.store.client.UPGRADES", {7: (step("a"), step("b")), 8: (step("c"),)})
+    await store.redis.set(keys.SCHEMA, "7")
+    await store.check_schema()
+    assert done == ["a at b'7'", "b at b'7'", "c at b'8'"], "a step is done before the number says so"
+    assert await store.redis.get(keys.SCHEMA) == b"9"
+
+
+async def test_an_upgrade_that_is_broken_off_is_done_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    async def fails_once(_redis: object) -> None:
+        runs.append(len(runs))
+        if len(runs) == 1:
+            raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(keys, "SCHEMA_VERSION", 8)
+    monkeypatch.setattr("trimtab.store.client.UPGRADES", {7: (fails_once,)})
+    await store.redis.set(keys.SCHEMA, "7")
+    with pytest.raises(StoreUnavailable):
+        await store.check_schema()
+    assert await store.redis.get(keys.SCHEMA) == b"7"
+    await store.check_schema()
+    assert (await store.redis.get(keys.SCHEMA), runs) == (b"8", [0, 1])
+
+
+async def test_processes_that_start_at_once_upgrade_one_version_each_time(store: Store) -> None:
+    await store.redis.set(keys.SCHEMA, "1")
+    await asyncio.gather(*(store.check_schema() for _ in range(8)))
+    assert await store.redis.get(keys.SCHEMA) == str(keys.SCHEMA_VERSION).encode()
+
+
+async def test_a_reader_takes_an_older_store_as_it_is(store: Store) -> None:
+    await store.redis.set(keys.SCHEMA, "1")
+    await store.check_schema(upgrade=False)
+    assert await store.redis.get(keys.SCHEMA) == b"1"
+    await store.redis.set(keys.SCHEMA, str(keys.SCHEMA_VERSION + 1))
+    with pytest.raises(StartupError, match="newer schema"):
+        await store.check_schema(upgrade=False)
+
+
+async def test_every_schema_since_the_first_can_be_upgraded() -> None:
+    assert sorted(UPGRADES) == list(range(1, keys.SCHEMA_VERSION))
 
 
 async def test_many_tasks_share_one_store(store: Store) -> None:

@@ -122,7 +122,7 @@ def test_given_servers_are_taken_up_and_hand_their_gpu_over(stack: Stack, server
     assert birth.reason == "shared is born with 1 chat, 0 code awake of 2 replicas"
     explained = stack.policy.ExplainDecision(policy_pb2.ExplainDecisionRequest(decision_id=birth.decision_id))
     assert explained.replay_matches
-    assert "chat-0" in birth.replay_input
+    assert b"chat-0" in explained.decision.replay
 
     answers: list[int] = []
     _ask(stack, "chat", answers)

@@ -12,10 +12,10 @@ import pytest
 from bench._wake_cells import DRAIN_S, FAST_S, PROFILE, Cell
 from bench._wake_timeline import Stage, Timeline, WindowSeen, cpu_waits_s, decisions_of, stages_of, windows_of
 from bench.wake import SCRAPE_S, Measured, bars, percentile
-from policy_engine.core.decision import encode_input
 from policy_engine.core.pool import PoolInput, PoolState
 from policy_engine.core.signals import RoleSignals
 from policy_engine.core.vocabulary import MemberKey
+from policy_engine.shell.replay import encode_input
 from simulator.profiles import packaged_profiles
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2
@@ -151,7 +151,7 @@ def test_decisions_are_those_of_the_pool_near_the_step_with_the_window_that_they
     for subject, at_s in (("pool-idle-0", 1.1), ("pool-idle-0", -60.0), ("pool-idle-1", 1.1), ("pool-idle-0", -1.0)):
         record = decision_pb2.Decision(subject=subject, rule=decision_pb2.RULE_IDLE_GPU, reason="why")
         record.decide_time.FromNanoseconds(int((SINCE_S + at_s) * 1e9))
-        record.replay_input = encode_input(given) if at_s == 1.1 else ""
+        record.replay = encode_input(given) if at_s == 1.1 else b""
         records.append(record)
     found = decisions_of(records, "pool-idle-0", "idle-0", since_s=SINCE_S, until_s=SINCE_S + 2.0)
     assert [(one.at_s, one.window_s, one.rule) for one in found] == [(-1.0, None, "idle_gpu"), (1.1, 1.0, "idle_gpu")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policy_engine.core.arbiter import RULES
-from policy_engine.core.considered import MAX_CANDIDATES, Considered, candidates, clamps
+from policy_engine.core.considered import MAX_CANDIDATES, Considered, candidates_of, clamps_of
 from policy_engine.core.rescue_rules import Rescue
 from policy_engine.core.vocabulary import Candidate, Clamp, ClampKind, Rule
 
@@ -39,17 +39,17 @@ def test_of_the_same_pair_the_first_reason_counts_unless_it_was_taken():
     again = Considered(receiver=key("chat"), donor="code", reason="second", clamp=ClampKind.MIN_REPLICAS, awake=3)
     other = Considered(receiver=key("rest"), reason="no idle GPUs")
     taken = Considered(receiver=key("chat"), donor="code", reason="at last", taken=True)
-    assert candidates([left, again, other]) == (
+    assert candidates_of([left, again, other]) == (
         Candidate("chat", "code", False, "first"),
         Candidate("rest", "", False, "no idle GPUs"),
     )
-    assert candidates([left, other, taken])[0] == Candidate("chat", "code", True, "at last")
-    assert clamps([other, left, again]) == (Clamp(ClampKind.MIN_REPLICAS, 3.0, 2.0, "chat: code: first"),)
+    assert candidates_of([left, other, taken])[0] == Candidate("chat", "code", True, "at last")
+    assert clamps_of([other, left, again]) == (Clamp(ClampKind.MIN_REPLICAS, 3.0, 2.0, "chat: code: first"),)
 
 
 def test_a_record_keeps_a_bounded_number_of_candidates_and_always_the_one_that_was_taken():
     many = [Considered(receiver=key("chat"), donor=f"d{number}", reason="full") for number in range(MAX_CANDIDATES + 9)]
     taken = Considered(receiver=key("chat"), donor="last", reason="gives", taken=True)
-    found = candidates([*many, taken])
+    found = candidates_of([*many, taken])
     assert len(found) == MAX_CANDIDATES + 1
     assert found[-1] == Candidate("chat", "last", True, "gives")

@@ -170,7 +170,8 @@ def test_gpus_of_a_transition_under_way_are_left_alone():
 def test_a_transition_of_which_nothing_is_known_bars_all():
     given = replace(tick_of(EIGHT, LOADS, maxTransitions=3), operations=(UnderWay("of d-1", None, (), (), ()),))
     assert decide_pool(given).holding == "operation of d-1 is under way"
-    assert decide_pool(replace(given, operations=(), under_way="op-9")).holding == "operation op-9 is under way"
+    untold = UnderWay("op-9", Rule.REBALANCE, (key("chat"),), (), ())
+    assert decide_pool(replace(given, operations=(untold,))).holding == "operation op-9 is under way"
 
 
 @pytest.mark.parametrize("rule", [Rule.REBALANCE, Rule.LEVEL_LOAD, Rule.LEVEL_LATENCY])

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.pool import PoolState, decide_pool
+from policy_engine.core.pool import PoolState, UnderWay, decide_pool
 from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from tests.unit.policy.births import born, facts
@@ -113,7 +113,7 @@ def run(works, awake, seconds, *, rules, noise=0.0, seed=1):
             state=state,
         )
         if moving is not None:
-            tick = replace(tick, under_way="op", under_way_receivers=moving[1])
+            tick = replace(tick, operations=(UnderWay("op", None, moving[1], (), ()),))
         result = decide_pool(tick)
         state = result.state
         if result.awake != desired:

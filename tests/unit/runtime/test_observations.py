@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.store.observations import age_s, histogram_quantile, merge, merge_service, signal, window_end_s
+from trimtab.store.observations import age_s, merge, merge_service, signal, window_end_s
 
 TPS = pb.SIGNAL_DECODE_TPS
 KV = pb.SIGNAL_KV_USAGE_RATIO
@@ -59,40 +59,6 @@ def shown(measurement: types_pb2.Measurement) -> tuple[float | None, str, int, i
     value = measurement.value if measurement.HasField("value") else None
     quality = types_pb2.Quality.Name(measurement.quality).removeprefix("QUALITY_").lower()
     return value, quality, measurement.reported, measurement.expected
-
-
-# What Prometheus 2.42 answers for the same buckets.
-@pytest.mark.parametrize(
-    ("quantile", "bounds", "cumulative", "value", "overflow"),
-    [
-        (0.5, (0.1, 0.2, INF), (2, 4, 4), 0.1, False),
-        (0.95, (0.1, 0.2, INF), (2, 4, 4), 0.19, False),
-        (0.0, (0.1, 0.2, INF), (2, 4, 4), 0.0, False),
-        (1.0, (0.1, 0.2, INF), (2, 4, 4), 0.2, False),
-        (0.25, (1.0, 2.0, INF), (4, 4, 4), 0.25, False),
-        (0.5, (1.0, 2.0, INF), (0, 0, 4), 2.0, True),
-        (0.9, (1.0, 2.0, INF), (1, 2, 10), 2.0, True),
-        (0.5, (-1.0, 1.0, INF), (3, 4, 4), -1.0, False),
-        (0.0, (1.0, 2.0, INF), (0, 4, 4), 1.0, False),
-    ],
-)
-def test_quantiles_are_prometheus(
-    quantile: float, bounds: tuple[float, ...], cumulative: tuple[float, ...], value: float, overflow: bool
-) -> None:
-    found = histogram_quantile(quantile, bounds, cumulative)
-    assert found is not None
-    assert found[0] == pytest.approx(value)
-    assert found[1] is overflow
-
-
-@pytest.mark.parametrize(("bounds", "cumulative"), [((INF,), (5,)), ((1.0, INF), (0, 0)), ((), ()), ((1.0, INF), (1,))])
-def test_no_quantile_without_samples_or_finite_bounds(bounds: tuple[float, ...], cumulative: tuple[float, ...]) -> None:
-    assert histogram_quantile(0.5, bounds, cumulative) is None
-
-
-def test_a_quantile_is_between_0_and_1() -> None:
-    with pytest.raises(ValueError, match="quantile"):
-        histogram_quantile(95, (1.0, INF), (1, 1))
 
 
 def test_sums_add_and_maxima_are_kept() -> None:

@@ -11,11 +11,11 @@ import pytest
 from actuator.core.fencing import refuse
 from actuator.core.model import Limits, OperationKind, OperationState, StepKind
 from lab.baselines.interface import Desired, FleetView
-from lab.offline.fleet import colocated
-from lab.offline.outputs import GPU_POWER
 from lab.virtual.actuation import ActuatorPace
 from lab.virtual.control import PoolDesk, PoolLook, ShareController
 from lab.virtual.counts import CountController
+from lab.virtual.fixed.colocated import colocated
+from lab.virtual.gpu_outputs import GPU_POWER
 from lab.virtual.pool_run import START_S, PoolRun, PoolSetup, WindowPace, run_pool
 from lab.virtual.result import RunResult
 from lab.virtual.servers import ServerState

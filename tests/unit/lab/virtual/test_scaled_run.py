@@ -8,7 +8,7 @@ import pytest
 from actuator.core.model import Limits
 from lab.baselines.catalogue import BASELINES
 from lab.baselines.interface import Desired, FleetView, RoleKey
-from lab.offline.outputs import GPU_POWER
+from lab.virtual.gpu_outputs import GPU_POWER
 from lab.virtual.result import RunResult
 from lab.virtual.scaled_control import ProportionalController, ScaledCounts
 from lab.virtual.scaled_run import ScaledRun, ScaledSetup

@@ -442,6 +442,7 @@ class Decision(_message.Message):
     FENCING_FIELD_NUMBER: _builtins.int
     REPLAY_INPUT_FIELD_NUMBER: _builtins.int
     RESOURCE_ETAGS_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     kind: Global___DecisionKind.ValueType
     subject: _builtins.str
@@ -450,7 +451,11 @@ class Decision(_message.Message):
     reason: _builtins.str
     """One sentence."""
     replay_input: _builtins.str
-    """The core's input, whole, so that it can be computed again: JSON of the engine's own types."""
+    """The same as `replay`, as releases before schema numbers wrote it: JSON. It is shown, and not computed again."""
+    replay: _builtins.bytes
+    """The whole input of the function that decided, so that it can be computed again: a trimtab.api.store.v1.ReplayRecord.
+    ExplainDecision and Evaluate give it; lists and watches leave it out.
+    """
     @_builtins.property
     def decide_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -494,10 +499,11 @@ class Decision(_message.Message):
         fencing: _types_pb2.Fencing | None = ...,
         replay_input: _builtins.str = ...,
         resource_etags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        replay: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decide_time", b"decide_time", "fencing", b"fencing", "outcome", b"outcome", "transition", b"transition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clamps", b"clamps", "counts", b"counts", "decide_time", b"decide_time", "decision_id", b"decision_id", "fencing", b"fencing", "inputs", b"inputs", "kind", b"kind", "outcome", b"outcome", "reason", b"reason", "replay_input", b"replay_input", "replica_revisions", b"replica_revisions", "resource_etags", b"resource_etags", "rule", b"rule", "subject", b"subject", "transition", b"transition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "clamps", b"clamps", "counts", b"counts", "decide_time", b"decide_time", "decision_id", b"decision_id", "fencing", b"fencing", "inputs", b"inputs", "kind", b"kind", "outcome", b"outcome", "reason", b"reason", "replay", b"replay", "replay_input", b"replay_input", "replica_revisions", b"replica_revisions", "resource_etags", b"resource_etags", "rule", b"rule", "subject", b"subject", "transition", b"transition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

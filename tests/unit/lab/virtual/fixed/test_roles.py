@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from lab.offline.experts import staged
-from lab.offline.outputs import GPU_POWER, GpuOutputs, gpu_outputs
-from lab.offline.ratio_sweep import RatioService, peak, sweep
+from lab.virtual.experts import staged
+from lab.virtual.fixed.ratio_sweep import RatioService, peak, sweep
+from lab.virtual.gpu_outputs import GPU_POWER, GpuOutputs, gpu_outputs
 from simulator.core.event_engine import EventEngine
 from simulator.core.requests import EngineRequest
 from simulator.core.timing import BatchWork, IterationModel

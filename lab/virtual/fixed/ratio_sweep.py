@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lab.offline.disaggregated import disaggregated
-from lab.offline.network import Place
+from lab.virtual.fixed.disaggregated import disaggregated
+from lab.virtual.network import Place
 from simulator.core.profile import Profile
 from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate
 from simulator.traces.model import TraceRequest

@@ -12,10 +12,10 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from lab.offline.fleet import EngineClock, engines_of
-from lab.offline.network import Place, link_between
-from lab.offline.records import Records
-from lab.offline.routing import LeastLoaded
+from lab.virtual.clock import EngineClock, engines_of
+from lab.virtual.fixed.records import Records
+from lab.virtual.fixed.routing import LeastLoaded
+from lab.virtual.network import Place, link_between
 from simulator.core.event_engine import EventEngine
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest, FinishedRequest

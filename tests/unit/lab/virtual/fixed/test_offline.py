@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.offline.disaggregated import DisaggregatedFleet
-from lab.offline.fleet import ColocatedFleet, EngineClock
-from lab.offline.network import Place, link_between
-from lab.offline.records import Quantiles, Records
-from lab.offline.routing import LeastLoaded
+from lab.virtual.clock import EngineClock
+from lab.virtual.fixed.colocated import ColocatedFleet
+from lab.virtual.fixed.disaggregated import DisaggregatedFleet
+from lab.virtual.fixed.records import Quantiles, Records
+from lab.virtual.fixed.routing import LeastLoaded
+from lab.virtual.network import Place, link_between
 from simulator.core.event_engine import EventEngine
 from simulator.core.limits import EngineLimits
 from simulator.core.requests import EngineRequest, FinishedRequest

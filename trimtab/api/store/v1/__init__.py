@@ -1,0 +1,1 @@
+"""Stubs of trimtab.store.v1."""

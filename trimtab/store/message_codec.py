@@ -1,0 +1,240 @@
+"""A codec between frozen dataclasses and protobuf messages, compiled from type hints and the message's descriptor.
+
+    codec = Codec(Replica, actuator_pb2.Replica, ids={Hold: ("owner",)})
+    message = codec.write(replica, onto=previous)
+    replica = codec.read(message)
+
+Fields correspond by name. What corresponds to what:
+
+    bool, int, str, bytes, float      scalar of that kind (float: double alone; NaN and infinities are errors)
+    Enum                              enum, member ``A_B`` of type ``Kind`` to ``KIND_A_B``; or the scalar of its values
+    Literal                           scalar of its values
+    X | None                          field with presence
+    dataclass, NamedTuple             message
+    tuple[X, ...], Sequence[X]        repeated field
+    frozenset[X]                      repeated field, sorted
+    Mapping[K, V]                     map; or, where order counts, repeated message of two fields: key, then value
+    tuple[X, Y]                       message of as many fields, in the order of their numbers
+    anything, where a message stands  message of one field (in lists of lists, say, or lists of optional values)
+
+A field without a counterpart, or with one of another kind, is a ``SchemaMismatch`` when the codec is made.
+
+``write`` changes a copy of the previous message, so that fields that this release does not know survive. Elements of
+a repeated field are matched by the fields that ``ids`` names for their type; with ``()``, by equality of all that is
+known of them. Map entries are matched by key.
+"""
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from trimtab.store.message_fields import (
+    Accessor,
+    Converter,
+    Form,
+    Formed,
+    Items,
+    LeafField,
+    LeafList,
+    MapField,
+    MessageField,
+    MessageList,
+    Positions,
+    SchemaMismatch,
+    Struct,
+    Unreadable,
+    Wrapped,
+    by_fields,
+    known_bytes,
+    leaf_of,
+)
+
+__all__ = ["Codec", "Form", "Rules", "SchemaMismatch", "Unreadable"]
+
+V = TypeVar("V")
+
+_NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What types do not tell.
+
+    ``ids``: for each type in a repeated field, the fields that tell its elements apart. ``names``: by type, fields that
+    are stored under another name. ``only_stored``: by full name of a message, fields that values do not have.
+    ``only_value``: by type, fields that are not stored (they need a default). ``forms``: types with own codecs.
+    """
+
+    ids: Mapping[type, tuple[str, ...]] = field(default_factory=dict)
+    names: Mapping[type, Mapping[str, str]] = field(default_factory=dict)
+    only_stored: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    only_value: Mapping[type, frozenset[str]] = field(default_factory=dict)
+    forms: Mapping[type, Form] = field(default_factory=dict)
+
+
+class Codec(Generic[V]):
+    """Between one value type and one message type. Raises ``SchemaMismatch`` when made."""
+
+    def __init__(self, value_type: type[V], message_type: type[Message], rules: Rules | None = None) -> None:
+        self.value_type = value_type
+        self.message_type = message_type
+        self._converter = _Compiler(rules or Rules()).message(value_type, message_type.DESCRIPTOR, value_type.__name__)
+
+    def write(self, value: V, onto: Message | None = None) -> Any:
+        """A message with the value, and with what ``onto`` has beside it. Raises ``ValueError``, naming the field."""
+        message = self.message_type()
+        if onto is not None:
+            message.CopyFrom(onto)
+        try:
+            self._converter.write(value, message)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.message_type.DESCRIPTOR.name}.{error}") from error
+        return message
+
+    def read(self, message: Message) -> V:
+        """The value. Raises ``Unreadable``."""
+        return cast("V", self._converter.read(message, ""))
+
+
+# Compilation
+
+
+class _Compiler:
+    """Compiles each pair of type and message once, so that types may contain themselves."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._structs: dict[tuple[type, str], Struct] = {}
+
+    def message(self, hint: Any, descriptor: Any, place: str) -> Converter:
+        """Between a type and a message."""
+        form = self._rules.forms.get(hint) if isinstance(hint, type) else None
+        if form is not None:
+            if form.message.DESCRIPTOR.full_name != descriptor.full_name:
+                raise SchemaMismatch(
+                    f"{place}: its form is {form.message.DESCRIPTOR.full_name}, not {descriptor.full_name}"
+                )
+            return Formed(form)
+        if _is_struct(hint):
+            return self._struct(hint, descriptor, place)
+        fields = sorted(descriptor.fields, key=lambda found: found.number)
+        parts = get_args(hint)
+        if get_origin(hint) is tuple and Ellipsis not in parts:
+            if len(parts) != len(fields):
+                raise SchemaMismatch(f"{place}: {len(parts)} parts, {descriptor.full_name} has {len(fields)} fields")
+            named = zip(parts, fields, strict=True)
+            return Positions(tuple((at.name, self._field(part, at, f"{place}.{at.name}")) for part, at in named))
+        if len(fields) == 1:
+            return Wrapped(self._field(hint, fields[0], f"{place}.{fields[0].name}"))
+        raise SchemaMismatch(f"{place}: {hint} cannot be a {descriptor.full_name}")
+
+    def _struct(self, value_type: type, descriptor: Any, place: str) -> Struct:
+        known = self._structs.get((value_type, descriptor.full_name))
+        if known is not None:
+            return known
+        struct = self._structs[value_type, descriptor.full_name] = Struct(value_type)
+        names = self._rules.names.get(value_type, _NOTHING)
+        omitted = self._rules.only_value.get(value_type, frozenset())
+        hints = {name: hint for name, hint in _fields_of(value_type).items() if name not in omitted}
+        stored = descriptor.fields_by_name
+        wanted = {names.get(name, name): name for name in hints}
+        spare = set(stored) - set(wanted) - self._rules.only_stored.get(descriptor.full_name, frozenset())
+        problems = [f"{value_type.__name__}.{wanted[at]} has no field {at}" for at in sorted(set(wanted) - set(stored))]
+        problems += [f"{descriptor.full_name}.{at} has no field in {value_type.__name__}" for at in sorted(spare)]
+        if problems:
+            raise SchemaMismatch(f"{place}: {'; '.join(problems)}")
+        for name, hint in hints.items():
+            at = names.get(name, name)
+            struct.fields.append((name, at, self._field(hint, stored[at], f"{place}.{name}")))
+        return struct
+
+    def _field(self, hint: Any, at: FieldDescriptor, place: str) -> Accessor:
+        """Between a type and one field."""
+        entry = at.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            return self._map(hint, at, entry, place)
+        if at.is_repeated:
+            return self._repeated(hint, at, place)
+        inner, optional = _without_none(hint)
+        if optional and not at.has_presence:
+            raise SchemaMismatch(f"{place}: may be None, {at.full_name} has no presence")
+        if entry is not None:
+            return MessageField(at.name, self.message(inner, entry, place), optional)
+        return LeafField(at.name, leaf_of(inner, at, place), optional, at.has_presence)
+
+    def _map(self, hint: Any, at: FieldDescriptor, entry: Any, place: str) -> Accessor:
+        parts = get_args(hint)
+        if get_origin(hint) not in (Mapping, dict) or len(parts) != 2:
+            raise SchemaMismatch(f"{place}: {hint} cannot be a map")
+        value = entry.fields_by_name["value"]
+        key = leaf_of(parts[0], entry.fields_by_name["key"], f"{place} key")
+        if value.message_type is not None:
+            return MapField(at.name, key, None, self.message(parts[1], value.message_type, f"{place} value"))
+        return MapField(at.name, key, leaf_of(parts[1], value, f"{place} value"), None)
+
+    def _repeated(self, hint: Any, at: FieldDescriptor, place: str) -> Accessor:
+        origin, parts = get_origin(hint), get_args(hint)
+        build: Callable[[Iterable[Any]], Any]
+        if origin in (Mapping, dict):
+            return self._entries(parts, at, place)
+        if (origin is tuple and len(parts) == 2 and parts[1] is Ellipsis) or origin is Sequence:
+            build, ordered = tuple, True
+        elif origin is list:
+            build, ordered = list, True
+        elif origin in (frozenset, AbstractSet):
+            build, ordered = frozenset, False
+        else:
+            raise SchemaMismatch(f"{place}: {hint} cannot be repeated")
+        if at.message_type is None:
+            return LeafList(at.name, leaf_of(parts[0], at, f"{place}[]"), build, ordered)
+        converter = self.message(parts[0], at.message_type, f"{place}[]")
+        identify = self._identity(parts[0], at.message_type, f"{place}[]")
+        return MessageList(at.name, converter, GetMessageClass(at.message_type), identify, build, ordered)
+
+    def _entries(self, parts: tuple[Any, ...], at: FieldDescriptor, place: str) -> Accessor:
+        """A mapping whose order counts."""
+        entry = at.message_type
+        if entry is None or len(entry.fields) != 2:
+            raise SchemaMismatch(f"{place}: a mapping is a map, or a repeated message of two fields: key, then value")
+        converter = self.message(types.GenericAlias(tuple, parts), entry, place)
+        key = min(entry.fields, key=lambda found: found.number)
+        list_field = MessageList(at.name, converter, GetMessageClass(entry), by_fields((key,)), dict, ordered=True)
+        return Items(list_field)
+
+    def _identity(self, hint: Any, descriptor: Any, place: str) -> Callable[[Any], object]:
+        if not _is_struct(hint):
+            return known_bytes
+        if hint not in self._rules.ids:
+            raise SchemaMismatch(f"{place}: say what tells one {hint.__name__} from another (Rules.ids, or ())")
+        ids = self._rules.ids[hint]
+        names = self._rules.names.get(hint, _NOTHING)
+        missing = [name for name in ids if names.get(name, name) not in descriptor.fields_by_name]
+        if missing:
+            raise SchemaMismatch(f"{place}: {descriptor.full_name} has no id field {missing[0]}")
+        return by_fields([descriptor.fields_by_name[names.get(name, name)] for name in ids]) if ids else known_bytes
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"))
+
+
+def _fields_of(value_type: type) -> dict[str, Any]:
+    hints = get_type_hints(value_type)
+    if dataclasses.is_dataclass(value_type):
+        return {found.name: hints[found.name] for found in dataclasses.fields(value_type) if found.init}
+    return {name: hints[name] for name in cast("Any", value_type)._fields}
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint, False
+    parts = get_args(hint)
+    left = [part for part in parts if part is not types.NoneType]
+    return (left[0], len(parts) > 1) if len(left) == 1 else (hint, False)
