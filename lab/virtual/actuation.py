@@ -3,13 +3,14 @@
 One cluster, one gateway, one pool or several. The core is stepped when something happened (a new desired state, the
 end of an action, an acknowledgement, a replica that became empty), when the time of a step has come and, while an
 operation is under way, as often as the real one looks at servers that an operation works on. Limits: looks are always
-fresh and nothing is stored, so that crashes of the actuator are for its own tests.
+fresh and nothing is stored, so that crashes of the actuator are for its own tests; a server whose memory is taken when
+it starts is not there, where a real one waits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from actuator.core import model
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
@@ -32,6 +33,7 @@ from gateway.core.routing import to_route
 from lab.virtual.gateway import CLUSTER, VirtualGateway
 from lab.virtual.servers import ServerState, VirtualServers
 from simulator.core.memory import GpuId
+from simulator.core.profile import Profile
 from trimtab.domain.operation import Operation
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
@@ -40,6 +42,8 @@ from trimtab.words import LifeCycle, Role
 GATEWAY = "gateway"
 WRITER = "policy-engine"
 TOKEN = 1
+RECONCILE_S = 2.0
+"""Between steps while nothing happens, where time alone may bring something: the real one's interval."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,11 @@ class ActuatorPace:
 
 
 class VirtualActuator:
-    """One cluster's actuator. `nodes` and `specs` are what the cluster has; servers of all specs must exist."""
+    """One cluster's actuator. `nodes` and `specs` are what the cluster has; servers of all specs must exist.
+
+    `profiles` are those of servers that it may create, by name. `on_created` and `on_deleted` hear of servers that
+    come and go, `on_change` of the end of operations.
+    """
 
     def __init__(
         self,
@@ -67,8 +75,11 @@ class VirtualActuator:
         nodes: Sequence[Node],
         specs: Sequence[Spec],
         limits: Limits | None = None,
+        profiles: Mapping[str, Profile],
         pace: ActuatorPace | None = None,
         on_change: Callable[[], None] = lambda: None,
+        on_created: Callable[[Spec], None] = lambda _: None,
+        on_deleted: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.servers = servers
         self.gateway = gateway
@@ -81,7 +92,12 @@ class VirtualActuator:
         self._busy: set[str] = set()
         self._outcomes: list[Outcome] = []
         self._due_s: float | None = None
+        self._profiles = profiles
         self._on_change = on_change
+        self._on_created = on_created
+        self._on_deleted = on_deleted
+        self.lost_requests = 0
+        """Requests that deleted servers took with them."""
 
     def start(self) -> None:
         """Take up the servers that are there, and let the gateway know of them."""
@@ -167,8 +183,17 @@ class VirtualActuator:
             due = due_s(self.state, self._now_s)
             look_s = self._now_s + self._pace.look_s
             self._call_at(look_s if due is None else min(due, look_s))
+        elif self._watches():
+            self._call_at(self._now_s + RECONCILE_S)
         if ended:
             self._on_change()
+
+    def _watches(self) -> bool:
+        """Whether time alone brings something: a pre-warming may begin, or a server was lost or is not known yet."""
+        return self._prewarms() or self.state.replicas.keys() != self.servers.by_name.keys()
+
+    def _prewarms(self) -> bool:
+        return any(pool.prewarm for pool in self.state.pools.values())
 
     def _acknowledge(self, now_s: float) -> None:
         shown = endpoint_set(self.state, cluster=CLUSTER, lease_s=self.limits.gateway_lease_s)
@@ -195,18 +220,22 @@ class VirtualActuator:
         sights: dict[str, Sight] = {}
         worked_on = {step.replica for operation in self.unfinished() for step in operation.steps}
         guarded = self._guarded()
+        # Pre-warming looks for donors among all that serve.
+        everybody = self._prewarms()
         for name, server in self.servers.by_name.items():
             starting = server.state is ServerState.STARTING
             run_state = RunState.STARTING if starting else RunState.RUNNING
             listed[name] = Listed(spec=self._specs[name], address=f"virtual://{name}", run_state=run_state)
             # A server is only asked for what somebody looks at: requests where their end is waited for, queue and
             # cache where a release may leave too much to those who stay.
-            in_flight = self.servers.in_flight(name) if server.awake and name in worked_on else 0
-            guards = server.awake and (server.service, server.role) in guarded
+            counts = server.awake and (everybody or name in worked_on)
+            in_flight = self.servers.in_flight(name) if counts else 0
+            guards = server.awake and (everybody or (server.service, server.role) in guarded)
             waiting, kv_usage = self.servers.load(name) if guards else (None, None)
             sights[name] = Sight(
                 as_of_s=now_s,
                 healthy=not starting,
+                refused=starting,
                 sleeping=server.state in (ServerState.SLEEPING, ServerState.FALLING_ASLEEP, ServerState.WAKING),
                 in_flight=in_flight,
                 waiting=waiting,
@@ -248,7 +277,13 @@ class VirtualActuator:
             else:
                 self._end(outcome)
 
-        if action.kind is ActionKind.SLEEP:
+        if action.kind is ActionKind.CREATE and action.spec is not None:
+            self._create(action.spec)
+        elif action.kind is ActionKind.DELETE:
+            self._delete(name)
+        elif name not in self.servers.by_name:
+            self._later(Outcome(kind=action.kind, replica=name, ok=False, error="its server is gone"))
+        elif action.kind is ActionKind.SLEEP:
             unfinished = self.servers.sleep(name, done)
             if unfinished:
                 self._later(Outcome(kind=action.kind, replica=name, ok=False, busy=True, error="requests in flight"))
@@ -256,12 +291,31 @@ class VirtualActuator:
             short = self.servers.wake(name, done)
             if short is not None:
                 self._later(Outcome(kind=action.kind, replica=name, ok=False, error=str(short)))
-        elif action.kind is ActionKind.CANARY:
-            self.servers.clock.call_at(self._now_s + self.servers.canary_s(name), lambda _: done())
         else:
-            # Servers of a pool exist for a whole run; the core is told so if it ever asks for others.
-            error = f"servers cannot be {action.kind}d on virtual time"
-            self._later(Outcome(kind=action.kind, replica=name, ok=False, permanent=True, error=error))
+            self.servers.clock.call_at(self._now_s + self.servers.canary_s(name), lambda _: done())
+
+    def _create(self, spec: Spec) -> None:
+        name = spec.replica
+        self._specs[name] = spec
+        short = self.servers.start(
+            name,
+            service=spec.service,
+            role=spec.role,
+            profile=self._profiles[spec.profile],
+            gpus=gpu_ids(spec),
+            done=self.kick,
+        )
+        if short is None:
+            self._on_created(spec)
+        error = "" if short is None else str(short)
+        self._later(Outcome(kind=ActionKind.CREATE, replica=name, ok=short is None, error=error))
+
+    def _delete(self, name: str) -> None:
+        if name in self.servers.by_name:
+            self.lost_requests += self.gateway.cut_off(name, self._now_s)
+            self.servers.remove(name)
+            self._on_deleted(name)
+        self._later(Outcome(kind=ActionKind.DELETE, replica=name, ok=True))
 
     def _later(self, outcome: Outcome) -> None:
         self.servers.clock.call_at(self._now_s, lambda _: self._end(outcome))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from actuator.core.admission_pool import specs_of
 from actuator.core.listing import listed_operation
-from actuator.core.model import Limits, OperationKind, OperationState, StepKind
+from actuator.core.model import Limits, OperationKind, OperationState, Spec, StepKind
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace, VirtualActuator, gpu_ids
 from lab.virtual.control import Controller, MemberScore, PoolDesk, PoolLook
@@ -64,6 +64,8 @@ class PoolSetup:
     gpu_type: str = "A100"
     first_sleeps_done: bool = True
     """Whether every server has slept once before the trace begins, so that no first, slow sleep falls into it."""
+    lost_sleepers: frozenset[str] = frozenset()
+    """Sleepers whose servers have died when the run begins, by the names of the pool's overlay."""
     window_s: float = 5.0
     scrape_s: float = 1.0
     limits: Limits = dataclasses.field(default_factory=Limits)
@@ -90,6 +92,9 @@ class PoolRun:
         birth = lay_out(BirthInput(setup.pool, setup.policies))
         desired = desired_pool(setup.pool, setup.policies, birth.overlay, birth.awake, FIRST_DECISION, state_revision=1)
         specs, awake = specs_of(desired), desired.awake
+        lost = setup.lost_sleepers
+        if not lost <= {spec.replica for spec in specs}.difference(awake):
+            raise ValueError(f"lost_sleepers {sorted(lost)}: each has to be asleep when the pool is born")
         gpus = {gpu for spec in specs for gpu in gpu_ids(spec)}
         services = [policy.name for policy in setup.policies]
         self.gateway = VirtualGateway(services)
@@ -110,15 +115,18 @@ class PoolRun:
                 awake=spec.replica in awake,
                 slept_before=setup.first_sleeps_done,
             )
-            self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+            self._created(spec)
         self.actuator = VirtualActuator(
             self.servers,
             self.gateway,
             nodes=_nodes(setup, gpus),
             specs=specs,
+            profiles=setup.profiles,
             limits=setup.limits,
             pace=setup.pace,
             on_change=self._early,
+            on_created=self._created,
+            on_deleted=self._deleted,
         )
         self.desk = PoolDesk(setup.pool, setup.policies, desired, self.actuator)
         self.timeline: list[TimelinePoint] = []
@@ -133,6 +141,10 @@ class PoolRun:
         clock = self.servers.clock
         self.actuator.start()
         self.desk.publish()
+        for name in sorted(self.setup.lost_sleepers):
+            self.servers.remove(name)
+            self._deleted(name)
+        self.actuator.kick()
         self._then(self.setup.scrape_s - self.setup.window_pace.scrape_s, self._read)
         clock.run_before(START_S)
         self.serving.serve(requests, start_s=START_S, duration_s=duration_s)
@@ -247,6 +259,13 @@ class PoolRun:
                     z=scores.get(key, MemberScore()).z,
                 )
             )
+
+    def _created(self, spec: Spec) -> None:
+        self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+
+    def _deleted(self, name: str) -> None:
+        self.collector.remove(name)
+        self.serving.forget(name)
 
     def _finished(self, index: int, finished: FinishedRequest) -> None:
         server = self.servers.by_index[index]
