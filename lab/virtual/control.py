@@ -200,8 +200,13 @@ class ShareController:
 
     reads_windows = True
 
-    def __init__(self, *, period_s: float = 1.0) -> None:
+    def __init__(self, *, period_s: float = 1.0, polls: bool = False) -> None:
+        """With `polls` it looks each `period_s` alone; else, as the engine does, at every window and when an operation
+        of its own has ended.
+        """
         self.period_s = period_s
+        self._polls = polls
+        self._polled_s: float | None = None
         self._state = PoolState()
         self._pending: dict[str, _Pending] = {}
         self._cancelled: set[str] = set()
@@ -213,6 +218,10 @@ class ShareController:
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
         """One cycle of the engine."""
+        if self._polls:
+            if self._polled_s is not None and look.now_s - self._polled_s < self.period_s - 1e-6:
+                return
+            self._polled_s = look.now_s
         given = pool_input(self._picture(look, desk), self._state)
         result = decide_pool(given)
         if needs_counts(result):

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from trimtab.api.actuator.v1 import actuator_pb2, registry_pb2
+from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
@@ -77,15 +76,13 @@ class EndpointRegistry:
 
     def new_head(self, *, revision: int, leader_term: int, lease_s: float, now_s: float) -> registry_pb2.RegistryHead:
         """A head of this layout; ``now_s`` are Unix seconds on the store's clock."""
-        stamp = Timestamp()
-        stamp.FromNanoseconds(round(now_s * 1e9))
         return registry_pb2.RegistryHead(
             schema_version=SCHEMA_VERSION,
             cluster=self.cluster,
             revision=revision,
             reign=leader_term,
             lease_s=lease_s,
-            write_time=stamp,
+            write_time=timestamp_of(now_s),
         )
 
     async def look(self) -> tuple[bytes | None, Mapping[str, bytes]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
 from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
+from actuator.core.held import refuse_for
 from actuator.core.model import (
     Goal,
     Gpu,
@@ -58,6 +59,7 @@ def apply_pool_state(
     desired = request.desired
     check_token(state.meta, request.writer, request.token)
     check_expiry(desired.expires_s, now_s)
+    d.held.check_subject(desired.pool)
     current = state.pools.get(desired.pool)
     pool = _accepted(desired, current)
     if current is not None and desired.state_revision <= current.state_revision:
@@ -72,6 +74,7 @@ def apply_pool_state(
     if not can_create:
         _check_warms_itself(pool)
         _check_exist(pool, world, current)
+    _check_held(d, pool, current)
     _check_owners(d, pool)
     d.meta = remember_token(d.meta, request.writer, request.token)
     if current is not None and _only_bounds_differ(current, pool):
@@ -220,6 +223,18 @@ def _check_exist(pool: Pool, world: World, current: Pool | None) -> None:
                 f"give the member's overlay[].replica the name of one that is listed",
                 replica=spec.replica,
             )
+
+
+def _check_held(d: Draft, pool: Pool, current: Pool | None) -> None:
+    """Nothing of the overlay is held for a record that cannot be read, or might be."""
+    had = current.gpus if current is not None else frozenset()
+    for spec in pool.overlay:
+        replica = d.replicas.get(spec.replica)
+        blamed = d.held.spec(spec) or (d.held.replica(replica) if replica is not None else None)
+        if blamed is not None:
+            raise refuse_for(f"pool {pool.pool}: {spec.replica} is held", blamed)
+        if d.held.unknown_gpus is not None and not had.issuperset(spec.gpus):
+            raise refuse_for(f"pool {pool.pool}: GPUs of {spec.replica} may be taken", d.held.unknown_gpus)
 
 
 def _check_owners(d: Draft, pool: Pool) -> None:

@@ -1,6 +1,6 @@
 """What the actuator knows, as frozen records: replicas, pools, operations, gateways.
 
-Everything here is plain data that is written to the store as it stands. Times are seconds on the store's clock.
+Everything here is plain data; ``actuator.shell.records`` says how it is stored. Times are seconds on the store's clock.
 What is only observed (in-flight counts, health) is in ``actuator.core.world`` and is never stored.
 """
 
@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Self
 
+from actuator.core.refused import RefusedRecord
 from trimtab.domain.operation import FINISHED as FINISHED
 from trimtab.domain.operation import OperationKind as OperationKind
 from trimtab.domain.operation import OperationState as OperationState
@@ -277,6 +278,8 @@ class State:
     operations: Mapping[str, Operation] = field(default_factory=dict)
     gateways: Mapping[str, Gateway] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
+    # Records of the store that this release cannot read; they stand in none of the above.
+    refused: tuple[RefusedRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from metrics_collector.shell.publisher import Publisher
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.time import seconds_of
 from trimtab.rpc.errors import NotFound
 from trimtab.rpc.validate import Violations
 from trimtab.rpc.watch import WatchHub
@@ -340,7 +341,7 @@ def _role_keys(keys: Iterable[pb.RoleKey]) -> list[RoleKey]:
 
 
 def _seconds(violations: Violations, field: str, timestamp: Timestamp) -> float:
-    seconds = timestamp.seconds + timestamp.nanos / 1e9
+    seconds = seconds_of(timestamp)
     violations.finite_number(field, seconds, minimum=0, maximum=_END_OF_TIME_S)
     return seconds
 

@@ -26,7 +26,7 @@ class RecordHeader:
     """What a record has beside its substance."""
 
     decision_id: str
-    decide_time_ns: int
+    decide_time: Timestamp
     fencing_writer: str
     fencing_token: int
     replica_revisions: tuple[tuple[str, int], ...] = ()
@@ -52,7 +52,7 @@ def assemble(draft: Draft, header: RecordHeader) -> decision_pb2.Decision:
         reason=draft.reason,
         fencing=types_pb2.Fencing(writer=header.fencing_writer, token=header.fencing_token),
     )
-    record.decide_time.FromNanoseconds(header.decide_time_ns)
+    record.decide_time.CopyFrom(header.decide_time)
     for item in draft.inputs:
         record.inputs.add(name=item.name, unit=item.unit, measurement=measurement_to_proto(item.signal))
     for clamp in draft.clamps:

@@ -22,6 +22,7 @@ from trimtab.config.resources import (
     pool_to_proto,
     service_policy_to_proto,
 )
+from trimtab.domain.time import timestamp_of
 from trimtab.rpc.errors import Aborted, FailedPrecondition, InvalidRequest, NotFound, Unavailable, Violation
 from trimtab.store import keys
 from trimtab.store.documents import Documents
@@ -173,7 +174,7 @@ class Applier:
         if current is not None and current.metadata.HasField("create_time"):
             wanted.metadata.create_time.CopyFrom(current.metadata.create_time)
         else:
-            wanted.metadata.create_time.FromMilliseconds(int(self._engine.clock.now_s() * 1000))
+            wanted.metadata.create_time.CopyFrom(timestamp_of(self._engine.clock.now_s()))
         try:
             document = await documents.put(name, wanted, expected_etag=current_etag, token=token)
         except (EtagMismatch, FencedOff) as error:

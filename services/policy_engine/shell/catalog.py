@@ -13,6 +13,7 @@ import structlog
 
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import Pool, ResourceError, ServicePolicy, parse_pool, parse_service_policy
+from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.documents import Document, Documents
@@ -118,7 +119,7 @@ def dressed(document: Document[P], *, paused: bool) -> P:
     message.metadata.etag = document.etag
     message.metadata.revision = document.revision
     message.metadata.paused = paused
-    message.metadata.update_time.FromMilliseconds(round(document.written_s * 1000))
+    message.metadata.update_time.CopyFrom(timestamp_of(document.written_s))
     return message
 
 

@@ -20,6 +20,7 @@ from policy_engine.shell.replay import record_of
 from policy_engine.shell.turn import Turn
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ResourceError, ServicePolicy, parse_service_policy
+from trimtab.domain.time import timestamp_of
 from trimtab.rpc.errors import InvalidRequest, NotFound, Violation
 from trimtab.rpc.validate import Violations
 from trimtab.store import keys
@@ -121,7 +122,7 @@ def _answer(draft: Draft | None, given: CoreInput, turn: Turn, reason: str) -> p
         return policy_pb2.EvaluateResponse(reason=reason)
     header = RecordHeader(
         decision_id="",
-        decide_time_ns=int(turn.now_s * 1e9),
+        decide_time=timestamp_of(turn.now_s),
         fencing_writer=keys.POLICY_ENGINE,
         fencing_token=0,
     )

@@ -39,7 +39,7 @@ class _ScalingRequests:
     def encode(self, value: scheduler_pb2.ScalingRequest, previous: bytes | None = None) -> bytes:
         return value.SerializeToString()
 
-    def readable(self, raw: bytes) -> Any | None:
+    def undamaged(self, raw: bytes) -> Any | None:
         return None
 
 

@@ -17,6 +17,7 @@ import structlog
 from policy_engine.core.retention import RetentionLimits
 from policy_engine.shell.decision_index import DecisionIndex
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
+from trimtab.domain.time import microseconds_of, timestamp_of, timestamp_of_microseconds, to_microseconds
 from trimtab.rpc.watch import WatchHub
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -76,7 +77,7 @@ class DecisionLog:
     @staticmethod
     def _bookmark(now_s: float) -> policy_pb2.WatchDecisionsResponse:
         response = policy_pb2.WatchDecisionsResponse()
-        response.bookmark.as_of.FromMilliseconds(int(now_s * 1000))
+        response.bookmark.as_of.CopyFrom(timestamp_of(now_s))
         return response
 
     def commands(self, records: Iterable[decision_pb2.Decision]) -> list[Command]:
@@ -237,6 +238,6 @@ def with_outcome(
     changed.outcome.detail = detail
     del changed.outcome.operation_ids[:]
     changed.outcome.operation_ids.extend([*known, *(item for item in operation_ids if item not in known)])
-    update_ns = max(int(now_s * 1e9), record.outcome.update_time.ToNanoseconds() + 1)
-    changed.outcome.update_time.FromNanoseconds(update_ns)
+    updated_us = max(to_microseconds(now_s), microseconds_of(record.outcome.update_time) + 1)
+    changed.outcome.update_time.CopyFrom(timestamp_of_microseconds(updated_us))
     return changed

@@ -92,7 +92,7 @@ def replay(record: decision_pb2.Decision) -> decision_pb2.Decision:
         raise ReplayError("from this input the engine would record nothing")
     header = RecordHeader(
         decision_id=record.decision_id,
-        decide_time_ns=record.decide_time.ToNanoseconds(),
+        decide_time=record.decide_time,
         fencing_writer=record.fencing.writer,
         fencing_token=record.fencing.token,
         replica_revisions=tuple(sorted(record.replica_revisions.items())),

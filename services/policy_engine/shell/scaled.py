@@ -22,7 +22,7 @@ from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.scaling import request_to_proto
-from trimtab.domain.time import seconds_of
+from trimtab.domain.time import seconds_of, timestamp_of
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.records import Refused
@@ -104,7 +104,7 @@ class ScaledRunner:
         refreshed = scheduler_pb2.ScalingRequest()
         refreshed.CopyFrom(request)
         refreshed.fencing.CopyFrom(turn.fencing())
-        refreshed.expire_time.FromMilliseconds(int((turn.now_s + self.expiry_s) * 1000))
+        refreshed.expire_time.CopyFrom(timestamp_of(turn.now_s + self.expiry_s))
         return refreshed
 
     def forget(self, names: set[str]) -> None:

@@ -14,6 +14,7 @@ from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import PolicyKind
 from trimtab.domain.measurement import measurement_to_proto
 from trimtab.domain.pool import Gpu, OverlayReplica
+from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
 from trimtab.words import Role
 
@@ -21,7 +22,7 @@ from trimtab.words import Role
 def status(engine: Engine) -> policy_pb2.GetStatusResponse:
     """The whole of it. Desired counts and Z are of the last turn, replicas of now."""
     response = policy_pb2.GetStatusResponse(leader=engine.lease.held)
-    response.as_of.FromMilliseconds(int(engine.last_turn_s * 1000))
+    response.as_of.CopyFrom(timestamp_of(engine.last_turn_s))
     response.fencing.CopyFrom(types_pb2.Fencing(writer=keys.POLICY_ENGINE, token=engine.known_token))
     members = {
         (report.pool.name, member.key): member

@@ -14,6 +14,7 @@ from policy_engine.shell.records import Command, DecisionLog, IdSource, with_out
 from policy_engine.shell.replay import record_of
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
+from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.lease import fenced_write
@@ -57,7 +58,7 @@ class Writer:
         """The record of a draft, with its first outcome."""
         header = RecordHeader(
             decision_id=self._ids.next(turn.now_s),
-            decide_time_ns=round(turn.now_s * 1e6) * 1000,
+            decide_time=timestamp_of(turn.now_s),
             fencing_writer=keys.POLICY_ENGINE,
             fencing_token=turn.token or 0,
             replica_revisions=tuple(revisions),

@@ -12,8 +12,8 @@ from prescheduler.shell.metrics import Metrics
 from prescheduler.shell.scheduler import Scheduler
 from prescheduler.shell.servicer import SERVICE_NAME, PreSchedulerServicer
 from prescheduler.shell.settings import PreSchedulerSettings
-from prescheduler.shell.wire import timestamp
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from trimtab.domain.time import timestamp_of
 from trimtab.rpc.run import ServiceContext, run_until_stopped
 from trimtab.rpc.server import RpcServer
 from trimtab.rpc.tls import ClientTls
@@ -51,7 +51,7 @@ async def _serve(settings: PreSchedulerSettings, context: ServiceContext, store:
     hub: WatchHub[scheduler_pb2.WatchCyclesResponse] = WatchHub(
         snapshot=tuple,
         bookmark=lambda: scheduler_pb2.WatchCyclesResponse(
-            bookmark=scheduler_pb2.CycleBookmark(as_of=timestamp(clock.now_s()))
+            bookmark=scheduler_pb2.CycleBookmark(as_of=timestamp_of(clock.now_s()))
         ),
         stopping=context.stopping,
     )

@@ -18,6 +18,7 @@ from prescheduler.shell import wire
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.placement import GroupPlacement, placement_to_proto
+from trimtab.domain.time import timestamp_of
 from trimtab.rpc import clients
 from trimtab.rpc.errors import describe, error_info
 
@@ -93,7 +94,7 @@ class Clusters:
             groups=[placement_to_proto(group) for group in groups],
             inventory_revision=inventory_revision,
             fencing=fencing,
-            expire_time=wire.timestamp(expire_s),
+            expire_time=timestamp_of(expire_s),
             request_id=request_id,
         )
         try:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from prescheduler.core.domains import DomainRow
 from prescheduler.core.model import ClusterInventory, Constraint, DeploymentGroup, Outcome, ScaledReplica, ServiceResult
 from trimtab.api.actuator.v1 import actuator_pb2
@@ -18,18 +16,6 @@ from trimtab.domain.placement import (
 from trimtab.words import Role, TopologyLevel
 
 _LEAVING = (types_pb2.LIFE_CYCLE_DRAINING, types_pb2.LIFE_CYCLE_TERMINATING)
-
-
-def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds as a Timestamp."""
-    message = Timestamp()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
-
-
-def seconds(message: Timestamp) -> float:
-    """A Timestamp as Unix seconds."""
-    return message.ToNanoseconds() / 1e9
 
 
 def inventory(

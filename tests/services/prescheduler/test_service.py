@@ -22,6 +22,7 @@ from trimtab.rpc.errors import error_reason, field_violations
 from trimtab.rpc.run import ServiceContext
 from trimtab.store import keys
 from trimtab.store.client import Store
+from trimtab.store.schedule_results import SCHEDULE_RESULT
 
 P, D = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
 ROWS = [("s2-0", "s1-0", f"n{index}", "H20", 8, 8) for index in range(2)]
@@ -60,7 +61,11 @@ class Running:
 
     async def result(self, service: str = "chat") -> scheduler_pb2.ScalingResult:
         data = await self.store.redis.hget(keys.schedule_results(), service)
-        return scheduler_pb2.ScalingResult.FromString(data or b"")
+        if data is None:
+            return scheduler_pb2.ScalingResult()
+        found = SCHEDULE_RESULT.decode(data, key=keys.schedule_results(), field=service)
+        assert isinstance(found, scheduler_pb2.ScalingResult), str(found)
+        return found
 
     async def until(self, outcome: int, service: str = "chat", timeout_s: float = 5.0) -> scheduler_pb2.ScalingResult:
         give_up = time.monotonic() + timeout_s

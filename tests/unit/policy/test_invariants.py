@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,7 +140,7 @@ def test_a_scaled_service_keeps_ratio_bounds_and_step_and_never_shrinks_on_an_un
 RULES = st.fixed_dictionaries(
     {
         "allocation": st.sampled_from(["share", "load"]),
-        "prediction": st.sampled_from(["power", "elasticity", "capacity"]),
+        "prediction": st.sampled_from(["power", "elasticity", "capacity", "none"]),
         "load": st.fixed_dictionaries(
             {
                 "enabled": st.booleans(),
@@ -153,6 +154,7 @@ RULES = st.fixed_dictionaries(
         "settleS": st.sampled_from([0.0, 3.0]),
         "priorityBase": st.sampled_from([1.0, 1.5]),
         "donorMargin": st.sampled_from([0.0, 0.3]),
+        "rebalanceWaits": st.booleans(),
     }
 ).filter(lambda rules: rules["load"]["enabled"] or rules["allocation"] != "load")
 
@@ -265,8 +267,12 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
         assert_replays(last_recorded)
 
 
+# To the nanosecond, as earlier releases wrote it.
+DECIDED = Timestamp(seconds=1_700_000_000, nanos=123_456_789)
+
+
 def header():
-    return RecordHeader("d-1", 1_700_000_000_123_456_789, "policy-engine", 7, (("local", 3),), (("Pool/shared", "4"),))
+    return RecordHeader("d-1", DECIDED, "policy-engine", 7, (("local", 3),), (("Pool/shared", "4"),))
 
 
 def assert_replays(tick):
