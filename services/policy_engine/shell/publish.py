@@ -44,6 +44,9 @@ from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 
+# The actuator's reason while it cannot read one of the pool's records.
+_HELD = "RECORD_REFUSED"
+
 _OUTCOMES = {
     OperationState.SUCCEEDED: decision_pb2.OUTCOME_STATE_SUCCEEDED,
     OperationState.ROLLED_BACK: decision_pb2.OUTCOME_STATE_ROLLED_BACK,
@@ -235,8 +238,9 @@ class Publisher:
             info = error_info(error)
             current = int(info.metadata.get("highest_token", "0") or 0) if info is not None else 0
             raise FencedOff(keys.POLICY_ENGINE, token=turn.token or 0, current_token=current)
-        if memory.why_pool_held(pool.name):
-            # What cannot be read is not decided on: the refusal stands until the record is restored or removed.
+        if memory.why_pool_held(pool.name) or reason == _HELD:
+            # What cannot be read, here or by the actuator, is not decided on: the refusal stands until the record is
+            # restored or removed. Nothing was done, and an operation under way is neither lost nor rolled back.
             log.warning("a held pool's state is not taken", pool=pool.name, error=describe(error))
             self._refusals[pool.name] = refused(memory.desired[pool.name], describe(error), now_s=turn.now_s)
             return

@@ -9,7 +9,7 @@ from tests.support.ports import BLOCK_PORTS, SINGLES, claim_block, claim_stack, 
 
 ROOT = Path(__file__).parents[3]
 ON_DEMAND = {"vllm"}
-NO_TIERS = {"support", "__pycache__"}
+NO_TIERS = {"support", "data", "__pycache__"}
 
 
 def tiers() -> set[str]:
