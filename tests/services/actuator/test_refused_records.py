@@ -162,7 +162,7 @@ async def at_work(cluster: Cluster) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         stopping.set()
         cluster.controller.kick()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
 
 
 def newer(raw: bytes, message_type: type[Any]) -> bytes:

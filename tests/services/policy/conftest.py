@@ -244,12 +244,12 @@ class RunningEngine:
 
     async def stop(self) -> None:
         self.context.stopping.set()
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, 30)
 
     async def kill(self) -> None:
         """As SIGKILL would: no lease is released."""
         self.task.cancel()
-        await asyncio.wait({self.task}, timeout=5)
+        await asyncio.wait({self.task}, timeout=30)
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ async def start_engine(store_url: str) -> AsyncIterator[Callable[..., Awaitable[
 
             async def end() -> None:
                 context.stopping.set()
-                await asyncio.wait({task}, timeout=10)
+                await asyncio.wait({task}, timeout=60)
 
             stack.push_async_callback(end)
             dialled: grpc.aio.Channel = channel(f"127.0.0.1:{await bound_port(context, task)}")
