@@ -23,6 +23,8 @@ from actuator.shell.routing import StreamRouting
 from tests.services.actuator.controller_helpers import counted, eventually
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
+from trimtab.domain.member import MemberKey
+from trimtab.domain.pool import DesiredPool, OverlayReplica
 from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -69,17 +71,20 @@ STATE = State(
     meta=Meta(endpoint_revision=7_000_000, replica_revision=7_000_000, operation_counter=5),
 )
 REQUEST = PoolRequest(
-    pool="p",
-    state_revision=4,
-    overlay=(SPEC,),
-    awake=(),
-    floors=(),
-    budget_gpus=1,
-    decision_id="d-2",
-    replica_revision=0,
-    expire_s=None,
-    drain_timeout_s=1.0,
-    sleep_level=1,
+    desired=DesiredPool(
+        pool="p",
+        state_revision=4,
+        overlay=(
+            OverlayReplica(
+                SPEC.replica, MemberKey(SPEC.service, SPEC.role), SPEC.model, SPEC.profile, SPEC.node, SPEC.gpu_indices
+            ),
+        ),
+        awake=(),
+        floors=(),
+        budget_gpus=1,
+        decision_id="d-2",
+        drain_timeout_s=1.0,
+    ),
     writer="policy-engine",
     token=1,
 )
@@ -157,7 +162,7 @@ async def at_work(cluster: Cluster) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         stopping.set()
         cluster.controller.kick()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
 
 
 def newer(raw: bytes, message_type: type[Any]) -> bytes:

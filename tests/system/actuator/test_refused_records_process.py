@@ -50,7 +50,7 @@ async def test_a_replica_cut_off_in_the_store_holds_its_pool_until_an_operator_r
     assert list(nodes.nodes.free_gpu_masks) == [0b00, 0b11], "its GPU is known, and taken"
     shown = await asyncio.to_thread(_page, f"http://127.0.0.1:{stack._metrics_port}/metrics")
     assert 'trimtab_actuator_refused_records{kind="replica",reason="corrupt"} 1.0' in shown
-    assert "record refused" in stack.processes.log("actuator-2")
+    assert "a stored record is refused" in stack.processes.log("actuator-2")
     assert client.hget(key, "chat-0") == bad
 
     client.hdel(key, "chat-0")
