@@ -220,7 +220,7 @@ class Arena:
         return ReplicaChange(item.replica, item.member.service, item.member.role, len(item.gpu_indices))
 
     def idle_plan(self, receiver: MemberState) -> Plan | None:
-        """Wake a sleeper all of whose GPUs nobody uses."""
+        """Wake a sleeper whose GPUs are all idle."""
         for item in self._wakeable(receiver.key, frozenset({LifeCycle.SLEEPING})):
             if not self._blockers(item) and self._intruder(item) is None:
                 return Plan((item,), (), 0, 0, "its GPUs are idle")
@@ -286,7 +286,7 @@ class Arena:
     def fillers(self, plan: Plan) -> Iterator[OverlayReplica]:
         """Sleepers, of any member, for GPUs that the plan's releases free and its wakes leave unused.
 
-        One may use GPUs beside those that nobody uses now.
+        One may also use GPUs that are idle now.
         """
         released = frozenset(item.replica for item in plan.releases)
         taken = {gpu for item in plan.wakes for gpu in item.gpus}
@@ -337,7 +337,7 @@ class Arena:
         return tuple(found[name] for name in sorted(found))
 
     def _shut_out(self, item: OverlayReplica, released: frozenset[str]) -> bool:
-        """Whether somebody desired, beside those to be released, is awake on its GPUs: then it cannot come up."""
+        """Whether a desired replica that is not to be released is awake on its GPUs: then it cannot come up."""
         return any(
             other.replica not in released and self._life_cycle(other) in SERVING for other in self._blockers(item)
         )

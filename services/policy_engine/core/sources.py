@@ -24,7 +24,7 @@ class Sought:
 
 
 def pressure(member: MemberState) -> float:
-    """How pressed a member is: its ρ, else 1/Z, weighted by priority. 1 is just enough, and what cannot be told."""
+    """How pressed a member is: its ρ, else 1/Z, weighted by priority. 1 means just enough, or unknown."""
     if member.weighted_rho is not None:
         return member.weighted_rho
     return _inverse(member.weighted_z)
