@@ -11,7 +11,14 @@ from functools import cached_property
 from typing import Self
 
 from actuator.core.refused import RefusedRecord
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.operation import FINISHED as FINISHED
+from trimtab.domain.operation import OperationKind as OperationKind
+from trimtab.domain.operation import OperationState as OperationState
+from trimtab.domain.operation import StepKind as StepKind
+from trimtab.domain.pool import Floor as Floor
+from trimtab.domain.pool import Gpu as Gpu
+from trimtab.domain.replica import Hold as Hold
+from trimtab.words import LifeCycle, Role
 
 
 class Goal(StrEnum):
@@ -22,42 +29,6 @@ class Goal(StrEnum):
     ABSENT = "absent"
 
 
-class StepKind(StrEnum):
-    """What a step was asked to do."""
-
-    RELEASE = "release"
-    WAKE = "wake"
-    CREATE = "create"
-    DELETE = "delete"
-
-
-class OperationKind(StrEnum):
-    """Which change an operation is."""
-
-    TRANSITION = "transition"
-    CREATE = "create"
-    SCALE_IN = "scale-in"
-    OVERLAY = "overlay"
-    PREWARM = "prewarm"
-
-
-class OperationState(StrEnum):
-    """State of an operation or of one step."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    ROLLING_BACK = "rolling-back"
-    ROLLED_BACK = "rolled-back"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-FINISHED = frozenset(
-    {OperationState.SUCCEEDED, OperationState.ROLLED_BACK, OperationState.FAILED, OperationState.CANCELLED}
-)
-
-
 class ActionKind(StrEnum):
     """What the shell does to the world for the core."""
 
@@ -66,10 +37,6 @@ class ActionKind(StrEnum):
     SLEEP = "sleep"
     WAKE = "wake"
     CANARY = "canary"
-
-
-Gpu = tuple[str, int]
-"""One GPU: (node, index)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +60,6 @@ class Spec:
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs it holds, in order."""
         return tuple((self.node, index) for index in self.gpu_indices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hold:
-    """A reason why a replica is not visible. Only its owner lifts it."""
-
-    owner: HoldOwner
-    reason: str
-    since_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,15 +198,6 @@ class Operation:
         if self.kind is OperationKind.PREWARM:
             return step.state is not OperationState.CANCELLED
         return self.atomic or not step.finished
-
-
-@dataclass(frozen=True, kw_only=True)
-class Floor:
-    """The least number of routable replicas that releases leave to a role."""
-
-    service: str
-    role: Role
-    min_replicas: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -326,9 +326,16 @@ class Controller:
         """Logs each record once, and again when it has become another one."""
         for record in refused:
             if record not in self._told_refused:
-                log.error("record refused", record=f"{record.kind} {record.name}", why=record.why, remedy=record.remedy)
+                log.error(
+                    "a stored record is refused, its subject is held",
+                    kind=record.kind.value,
+                    name=record.name,
+                    reason=record.reason,
+                    why=record.why,
+                    remedy=record.remedy,
+                )
         for record in sorted(self._told_refused - set(refused), key=lambda record: record.why):
-            log.info("record not refused any more", record=f"{record.kind} {record.name}")
+            log.info("a record that was refused is read again, or gone", kind=record.kind.value, name=record.name)
         self._told_refused = set(refused)
         self._parts.metrics.show_refused(refused)
 

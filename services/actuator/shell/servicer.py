@@ -126,7 +126,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             )
             operation = None
             if answer.operation is not None:
-                operation = codec.operation_to_proto(answer.operation, cluster=self._cluster)
+                operation = self._publisher.operation(answer.operation)
             return answer.state, pb.ApplyPoolStateResponse(state_revision=answer.state_revision, operation=operation)
 
         return await self._change(apply)
@@ -143,7 +143,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             raise error_of(refuse_for(f"operation {request.operation_id} cannot be read", refused))
         if operation is None:
             raise NotFound("NOT_FOUND", f"no operation {request.operation_id!r}")
-        return pb.GetOperationResponse(operation=codec.operation_to_proto(operation, cluster=self._cluster))
+        return pb.GetOperationResponse(operation=self._publisher.operation(operation))
 
     async def ListOperations(self, request: pb.ListOperationsRequest, context: _Context) -> pb.ListOperationsResponse:
         """Newest first. The page token is the place of the last one, which may be forgotten meanwhile."""
@@ -164,7 +164,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         ]
         page = shown[:size]
         return pb.ListOperationsResponse(
-            operations=[codec.operation_to_proto(operation, cluster=self._cluster) for operation in page],
+            operations=[self._publisher.operation(operation) for operation in page],
             next_page_token=_place(page[-1]) if len(shown) > size else "",
         )
 
@@ -189,7 +189,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             new, operation = cancel_operation(
                 state, request.operation_id, request.reason, world, now_s=now_s, limits=self._limits
             )
-            message = codec.operation_to_proto(operation, cluster=self._cluster)
+            message = self._publisher.operation(operation)
             return new, pb.CancelOperationResponse(operation=message)
 
         return await self._change(cancel)

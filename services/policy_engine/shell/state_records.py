@@ -20,8 +20,9 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.store.v1 import engine_pb2
 from trimtab.config.kinds import ResourceKind
 from trimtab.config.resources import KINDS
+from trimtab.domain.pool import DesiredPool, desired_from_proto, desired_to_proto
 from trimtab.store.message_codec import Form, Rules
-from trimtab.store.message_forms import ValueCodec, message_form
+from trimtab.store.message_forms import ValueCodec, domain_form
 from trimtab.store.records import RecordKind
 
 
@@ -70,8 +71,10 @@ RULES = Rules(
     forms={
         History: Form(message=engine_pb2.RecommendationHistory, write=_write_history, read=_read_history),
         **{kind.model: _resource_form(kind) for kind in KINDS},
-        actuator_pb2.PoolState: message_form(
+        DesiredPool: domain_form(
             actuator_pb2.PoolState,
+            desired_to_proto,
+            desired_from_proto,
             {
                 "trimtab.actuator.v1.OverlayReplica": ("replica",),
                 "trimtab.actuator.v1.MemberFloor": ("service", "role"),
@@ -84,7 +87,7 @@ RULES = Rules(
 
 _POOL_STATE = ValueCodec(PoolState, engine_pb2.PoolStateRecord, RULES)
 _SCALED_STATE = ValueCodec(ScaledState, engine_pb2.ScaledStateRecord, RULES)
-_DESIRED_POOL = ValueCodec(actuator_pb2.PoolState, engine_pb2.DesiredPoolRecord, RULES)
+_DESIRED_POOL = ValueCodec(DesiredPool, engine_pb2.DesiredPoolRecord, RULES)
 
 POOL_STATE = RecordKind(
     name="pool state",

@@ -91,7 +91,7 @@ async def controlled(*, interval_s: float, now_s: Callable[[], float]) -> AsyncI
     records.answering.set()
     stopping.set()
     controller.kick()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
 
 
 async def test_memory_and_store_agree_though_the_caller_went_while_it_was_stored(running: Any) -> None:
@@ -103,7 +103,7 @@ async def test_memory_and_store_agree_though_the_caller_went_while_it_was_stored
     with pytest.raises(asyncio.CancelledError):
         await caller
     records.answering.set()
-    assert await asyncio.wait_for(controller.change(counted), 5) == 2
+    assert await asyncio.wait_for(controller.change(counted), 30) == 2
     assert records.kept.meta.operation_counter == controller.state.meta.operation_counter == 2
 
 

@@ -1,16 +1,13 @@
 """An actuator that finds records it cannot read: it neither ends nor overwrites them, holds, and says so."""
 
 import asyncio
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
-import redis
 from prometheus_client import CollectorRegistry
 
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
@@ -25,12 +22,13 @@ from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
 from tests.services.actuator.controller_helpers import counted, eventually
 from tests.unit.actuator.actuator_rig import LIMITS, spec
-from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
-from trimtab.rpc.errors import Unavailable, error_info, error_reason
+from trimtab.domain.member import MemberKey
+from trimtab.domain.pool import DesiredPool, OverlayReplica
+from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 from trimtab.store.records import seal, unseal
 from trimtab.words import LifeCycle
 
@@ -73,17 +71,20 @@ STATE = State(
     meta=Meta(endpoint_revision=7_000_000, replica_revision=7_000_000, operation_counter=5),
 )
 REQUEST = PoolRequest(
-    pool="p",
-    state_revision=4,
-    overlay=(SPEC,),
-    awake=(),
-    floors=(),
-    budget_gpus=1,
-    decision_id="d-2",
-    replica_revision=0,
-    expire_s=None,
-    drain_timeout_s=1.0,
-    sleep_level=1,
+    desired=DesiredPool(
+        pool="p",
+        state_revision=4,
+        overlay=(
+            OverlayReplica(
+                SPEC.replica, MemberKey(SPEC.service, SPEC.role), SPEC.model, SPEC.profile, SPEC.node, SPEC.gpu_indices
+            ),
+        ),
+        awake=(),
+        floors=(),
+        budget_gpus=1,
+        decision_id="d-2",
+        drain_timeout_s=1.0,
+    ),
     writer="policy-engine",
     token=1,
 )
@@ -95,7 +96,7 @@ class Cluster:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.now_s = 100.0
-        self.lease = Lease(store, NAME, "me", 30.0)
+        self.lease = StoreLease(store, NAME, "me", 30.0)
         self.registry = CollectorRegistry()
         self.records = Records(store, "local")
         parts: Any = ControllerParts(
@@ -161,17 +162,17 @@ async def at_work(cluster: Cluster) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         stopping.set()
         cluster.controller.kick()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
 
 
-def _newer(raw: bytes, message_type: type[Any]) -> bytes:
+def newer(raw: bytes, message_type: type[Any]) -> bytes:
     message = message_type.FromString(unseal(raw))
     message.schema = 2
     return seal(message)
 
 
 FAULTS: dict[str, tuple[str, Callable[[bytes, type[Any]], bytes]]] = {
-    "newer": ("newer", _newer),
+    "newer": ("newer", newer),
     "cut off": ("corrupt", lambda raw, _type: raw[:-7]),
     "nothing": ("corrupt", lambda _raw, _type: b""),
 }
@@ -343,91 +344,3 @@ async def test_a_record_that_goes_bad_while_the_store_is_away_is_not_overwritten
         assert await cluster.controller.change(counted) > 5
         await cluster.some_steps()
         assert await cluster.raw(RefusedKind.REPLICA) == bad
-
-
-# The process
-
-
-def _page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as page:
-        text: str = page.read().decode()
-    return text
-
-
-async def test_a_replica_cut_off_in_the_store_holds_its_pool_until_an_operator_removes_it(stack: Any) -> None:
-    stack.start_fleet()
-    stack.start_actuator()
-    await stack.bring_up()
-    stack.processes.kill("actuator")
-    client = redis.Redis.from_url(stack.store_url)
-    key = keys.replicas("local")
-    bad = client.hget(key, "chat-0")[:-9]
-    client.hset(key, "chat-0", bad)
-    stack.start_actuator(name="actuator-2")
-
-    async def listed() -> pb.ListReplicasResponse:
-        return await stack.stub.ListReplicas(pb.ListReplicasRequest(), timeout=3)
-
-    response = await stack.until(listed, what="an actuator that serves")
-    [record] = response.refused
-    assert (record.kind, record.name, record.fault) == (pb.RECORD_KIND_REPLICA, "chat-0", pb.RECORD_FAULT_CORRUPT)
-    assert f"HDEL '{key}' 'chat-0'" in record.remedy
-    assert sorted(replica.replica for replica in response.replicas) == ["chat-1", "code-0", "code-1"]
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
-    assert (caught.value.code(), error_reason(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "RECORD_REFUSED")
-    info = error_info(caught.value)
-    assert info is not None
-    assert (info.metadata["kind"], info.metadata["name"]) == ("replica", "chat-0")
-    nodes = await stack.stub.ListNodes(pb.ListNodesRequest(), timeout=3)
-    assert list(nodes.nodes.free_gpu_masks) == [0b00, 0b11], "its GPU is known, and taken"
-    shown = await asyncio.to_thread(_page, f"http://127.0.0.1:{stack._metrics_port}/metrics")
-    assert 'trimtab_actuator_refused_records{kind="replica",reason="corrupt"} 1.0' in shown
-    assert "record refused" in stack.processes.log("actuator-2")
-    assert client.hget(key, "chat-0") == bad
-
-    client.hdel(key, "chat-0")
-
-    async def taken_up() -> bool:
-        found = await stack.replicas()
-        return "chat-0" in found and found["chat-0"].routable
-
-    await stack.until(taken_up, what="the replica as it is found")
-    done = await stack.apply(stack.pool_state(2, ["code-0", "code-1"]))
-    assert (await stack.ended(done.operation.operation_id)).state == pb.OPERATION_STATE_SUCCEEDED
-    client.close()
-
-
-async def test_metadata_of_a_newer_release_hold_the_cluster_and_gateways_keep_what_they_have(stack: Any) -> None:
-    stack.start_fleet()
-    stack.start_actuator()
-    await stack.bring_up()
-    stack.processes.kill("actuator")
-    client = redis.Redis.from_url(stack.store_url)
-    key = keys.revisions("local")
-    good = client.hget(key, "meta")
-    client.hset(key, "meta", _newer(good, store_pb.ActuatorMetaRecord))
-    endpoints = client.hgetall(keys.endpoints("local"))
-    stack.start_actuator(name="actuator-2")
-
-    async def says_so() -> bool:
-        try:
-            await stack.replicas()
-        except grpc.aio.AioRpcError as error:
-            return error_reason(error) == "RECORD_REFUSED"
-        return False
-
-    await stack.until(says_so, what="that the cluster is held")
-    for call in (
-        stack.operation("o-1"),
-        stack.stub.ListNodes(pb.ListNodesRequest(), timeout=3),
-        stack.apply(stack.pool_state(2, ["code-0", "code-1"])),
-        stack.stub.WatchReplicas(pb.WatchReplicasRequest(), timeout=3).read(),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError, match="run the newer release again") as caught:
-            await call
-        assert error_reason(caught.value) == "RECORD_REFUSED"
-    assert client.hgetall(keys.endpoints("local")) == endpoints
-    client.hset(key, "meta", good)
-    assert await stack.until(stack.replicas, what="an actuator that serves again")
-    client.close()

@@ -130,7 +130,7 @@ async def at_work(cluster: Cluster, *, renews: bool = False) -> AsyncIterator[No
     finally:
         stopping.set()
         cluster.controller.kick()
-        await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        await asyncio.wait_for(asyncio.gather(*tasks), 30)
 
 
 async def test_a_step_under_the_token_before_is_done_again_under_the_next(store: Store) -> None:

@@ -21,7 +21,7 @@ from tests.services.actuator.stored_before import BYTES, META, OPERATIONS, POOLS
 from trimtab.api.store.v1 import actuator_pb2 as pb
 from trimtab.store import keys
 from trimtab.store.client import Store
-from trimtab.store.lease import Lease
+from trimtab.store.lease import StoreLease
 from trimtab.store.records import RecordKind, Refused, seal, unseal
 
 STATE = State(
@@ -58,7 +58,7 @@ async def _bytes(store: Store, name: str) -> dict[str, bytes]:
 
 
 async def _token(store: Store, records: Records) -> int:
-    token = await Lease(store, records.owner, "me", 30.0).acquire_or_renew()
+    token = await StoreLease(store, records.owner, "me", 30.0).acquire_or_renew()
     assert token is not None
     return token
 

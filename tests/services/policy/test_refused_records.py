@@ -264,6 +264,7 @@ async def test_decisions_of_such_a_release_are_shown_and_not_replayed(store, sta
         assert record.replay_input.startswith("{")
         assert not explained.replay_matches
         assert "of schema 0 (JSON)" in explained.lines[-1]
+        assert explained.lines[-1] == f"replay: {explained.not_replayed}"
         assert f"reason: {record.reason}" in explained.lines
 
 
@@ -305,3 +306,32 @@ async def test_a_result_that_cannot_be_read_is_left_out_and_named(fake_actuator,
     result = scheduler_pb2.ScalingResult(service="reason")
     await store.redis.hset(keys.schedule_results(), "reason", result.SerializeToString())
     await until(lambda: asyncio.sleep(0, sample("trimtab_policy_refused_records", labels) is None))
+
+
+async def test_a_pool_that_its_actuator_holds_says_why_and_its_decision_stays_open(
+    fake_actuator, start_engine, windows, monkeypatch
+):
+    """Nothing came of it, and nothing was taken back: it is carried out once the actuator can read the record."""
+    monkeypatch.setattr("policy_engine.shell.publish.REFUSED_PAUSE_S", 0.2)
+    fake_actuator.cannot_read = "shared is held: k, field a-0: is no replica; remove it with HDEL 'k' 'a-0'"
+    engine = await start_engine(fake_actuator)
+    await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), gpus=2))
+
+    async def said():
+        return "HDEL 'k' 'a-0'" in (await pool_status(engine)).holding
+
+    await until(said)
+    sample = engine.context.registry.get_sample_value
+    seen = sample("trimtab_policy_turn_seconds_count")
+    await until(lambda: asyncio.sleep(0, sample("trimtab_policy_turn_seconds_count") > seen + 5))
+    [decision] = await decisions_of(engine)
+    assert decision.outcome.state == decision_pb2.OUTCOME_STATE_PENDING
+
+    fake_actuator.cannot_read = ""
+
+    async def carried_out():
+        [found] = await decisions_of(engine)
+        return found.outcome.state == decision_pb2.OUTCOME_STATE_SUCCEEDED
+
+    await until(carried_out)
+    assert "HDEL" not in (await pool_status(engine)).holding

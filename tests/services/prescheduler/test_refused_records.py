@@ -35,7 +35,7 @@ async def placed_once(store, store_url, actuator):
     return group_field("a", "chat", result.groups[0].group)
 
 
-async def until_found(condition, timeout_s=10.0):
+async def until_found(condition, timeout_s=30.0):
     async with asyncio.timeout(timeout_s):
         while True:
             found = await condition()
@@ -184,14 +184,14 @@ async def test_an_answer_that_cannot_be_read_refuses_that_call_alone(spoil, stor
     async with prescheduler(store, store_url, actuator) as running:
         await until_true(lambda: running.context.registry.get_sample_value("trimtab_prescheduler_leading"))
         call = scheduler_pb2.ScheduleRequest(requests=[wanted()], request_id="once")
-        first = await running.stub.Schedule(call, timeout=5)
+        first = await running.stub.Schedule(call, timeout=30)
         key = keys.schedule_answer("once")
         good = await store.redis.hget(key, "answer")
         await store.redis.hset(key, "answer", spoil(ANSWER, good))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await running.stub.Schedule(call, timeout=5)
+            await running.stub.Schedule(call, timeout=30)
         assert error_reason(refused.value) == "RECORD_REFUSED"
         assert f"DEL '{key}'" in refused.value.details()
         await store.redis.hset(key, "answer", good)
-        assert await running.stub.Schedule(call, timeout=5) == first
+        assert await running.stub.Schedule(call, timeout=30) == first
         assert len(actuator.writes) == 1

@@ -13,7 +13,8 @@ from actuator.core.held import held
 from actuator.core.model import GroupOutcome, OperationState, State
 from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.core.tick import fail_static, take_up
-from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
+from tests.unit.actuator.actuator_rig import LIMITS, Rig, overlay_of, spec
+from trimtab.domain.pool import DesiredPool
 from trimtab.words import LifeCycle
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
@@ -158,21 +159,17 @@ def test_a_name_of_a_bad_replica_is_given_to_no_pool() -> None:
     rig = running()
     refuse(rig, bad(RefusedKind.REPLICA, "r-2"))
     assert rig.memory is not None
-    request = PoolRequest(
+    desired = DesiredPool(
         pool="q",
         state_revision=1,
-        overlay=(spec("r-2", 3, pool="q"),),
+        overlay=overlay_of([spec("r-2", 3, pool="q")]),
         awake=(),
         floors=(),
         budget_gpus=1,
         decision_id="",
-        replica_revision=0,
-        expire_s=None,
         drain_timeout_s=1.0,
-        sleep_level=1,
-        writer="policy-engine",
-        token=1,
     )
+    request = PoolRequest(desired=desired, writer="policy-engine", token=1)
     state = rig.memory
     assert "r-2 is held" in refusal(
         lambda: apply_pool_state(state, request, rig.world(), now_s=rig.now_s, limits=LIMITS)

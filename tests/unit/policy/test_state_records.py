@@ -165,7 +165,7 @@ def test_fields_that_this_release_does_not_know_survive_a_rewrite(name, path):
     elif name == "scaled":
         value = replace(value, queued=9.0, history=replace(value.history, last_fit_s=NOW))
     elif name == "desired":
-        value.state_revision += 1
+        value = replace(value, state_revision=value.state_revision + 1)
     written = kind.encode(value, previous=raw)
     assert has_unknown_field(kind.undamaged(written))
     assert kind.decode(written, key="k") == value

@@ -2049,8 +2049,11 @@ class ExplainDecisionResponse(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
     REPLAY_MATCHES_FIELD_NUMBER: _builtins.int
+    NOT_REPLAYED_FIELD_NUMBER: _builtins.int
     replay_matches: _builtins.bool
     """The engine computed it again from its inputs, and what came out was the same."""
+    not_replayed: _builtins.str
+    """Why it was not computed again: its inputs are not kept, cannot be read, or are of another schema. Else empty."""
     @_builtins.property
     def decision(self) -> _decision_pb2.Decision: ...
     @_builtins.property
@@ -2063,10 +2066,11 @@ class ExplainDecisionResponse(_message.Message):
         decision: _decision_pb2.Decision | None = ...,
         lines: _abc.Iterable[_builtins.str] | None = ...,
         replay_matches: _builtins.bool = ...,
+        not_replayed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "lines", b"lines", "replay_matches", b"replay_matches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "lines", b"lines", "not_replayed", b"not_replayed", "replay_matches", b"replay_matches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
