@@ -27,7 +27,7 @@ from actuator.core.operations import begin_rollback, keep
 from actuator.core.prewarming import in_its_way, leave_to
 from actuator.core.reconcile import open_pool_operation
 from actuator.core.world import World
-from trimtab.domain.pool import DesiredPool
+from trimtab.domain.pool import DesiredPool, settings_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +142,7 @@ def _accepted(desired: DesiredPool, current: Pool | None) -> Pool:
         floors=desired.floors,
         budget_gpus=desired.budget_gpus,
         decision_id=desired.decision_id,
-        drain_timeout_s=desired.drain_timeout_s,
-        sleep_level=desired.sleep_level,
-        prewarm=desired.prewarm,
-        residence_s=desired.residence_s,
+        **settings_in(desired),
         effective_awake=current.effective_awake if current is not None else (),
         settled_revision=current.settled_revision if current is not None else 0,
     )

@@ -17,6 +17,7 @@ from trimtab.domain.operation import OperationState as OperationState
 from trimtab.domain.operation import StepKind as StepKind
 from trimtab.domain.pool import Floor as Floor
 from trimtab.domain.pool import Gpu as Gpu
+from trimtab.domain.pool import PoolSettings
 from trimtab.domain.replica import Hold as Hold
 from trimtab.words import LifeCycle, Role
 
@@ -201,7 +202,7 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class Pool(PoolSettings):
     """A pool's last accepted desired state, and how far it has been carried out."""
 
     pool: str
@@ -211,11 +212,6 @@ class Pool:
     floors: tuple[Floor, ...]
     budget_gpus: int
     decision_id: str
-    drain_timeout_s: float
-    sleep_level: int
-    # Cold replicas are warmed up ahead of need; who was woken so lately is not put to sleep for that.
-    prewarm: bool = False
-    residence_s: float = 0.0
     # What is kept awake against the world: `awake` once its operation succeeded, what was before when it did not.
     effective_awake: tuple[str, ...] = ()
     # The newest state revision whose operation has ended, or that needed none.
