@@ -17,9 +17,9 @@ from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.draft import Draft, ReplicaChange, Transition
 from policy_engine.core.overlay import OverlayReplica, make_overlay, member_key
 from policy_engine.core.pool import PoolInput, PoolState, UnderWay, bar, decide_pool, settle
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import LifeCycle
 
 SERVING = frozenset({LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING})
