@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DURATION ?= 120
+# Test processes side by side; a number, or auto for one a core.
+WORKERS ?= auto
 DEMO_FLAGS := --duration $(DURATION) $(if $(TRACE),--trace $(TRACE)) $(if $(TRACE_START),--trace-start $(TRACE_START)) $(if $(TRACE_SCALE),--trace-scale $(TRACE_SCALE)) $(if $(PORT_BASE),--port-base $(PORT_BASE))
 
-.PHONY: setup demo up test lint bench proto clean
+.PHONY: setup demo up test test-all lint bench proto clean
 
 setup: $(STAMP)
 
@@ -24,7 +26,10 @@ up: setup
 	$(BIN)/trimtab up $(if $(PORT_BASE),--port-base $(PORT_BASE))
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-all: setup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=thorough tests
 
 lint: setup
 	$(BIN)/ruff check .

@@ -100,7 +100,7 @@ def _container_store() -> Iterator[str | None]:
         import docker
         from testcontainers.core.container import DockerContainer
 
-        docker.from_env(timeout=3).ping()
+        docker.from_env(timeout=30).ping()
         container = DockerContainer(_REDIS_IMAGE).with_exposed_ports(6379)
         options = ["--bind", "*", "--protected-mode", "no", "--save", "", "--appendonly", "yes"]
         container.with_command(["redis-server", *options])
@@ -118,7 +118,7 @@ def _container_store() -> Iterator[str | None]:
 
 
 def _await_redis(client: redis.Redis, what: str) -> None:
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 30
     while True:
         try:
             client.ping()
@@ -220,7 +220,7 @@ def own_store(tmp_path: Path, free_port: int) -> Iterator[EmbeddedStore]:
 def eventually() -> Callable[..., object]:
     """``await eventually(condition, timeout_s=15, what="…")``: wait until ``condition()`` is true, or fail."""
 
-    async def wait(condition: Callable[[], object], timeout_s: float = 15.0, what: str = "the condition") -> object:
+    async def wait(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition") -> object:
         give_up = time.monotonic() + timeout_s
         while True:
             value = condition()

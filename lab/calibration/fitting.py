@@ -32,6 +32,12 @@ LOST, SAFE = 0.5, 0.99
 PREFILL_WEIGHTS = (0.05, 0.02, 0.01, 0.0)
 WAITING_WEIGHTS = (8.0, 4.0, 16.0, 2.0, 1.0)
 SMOOTHINGS = (1.0, 0.7, 0.5)
+PUBLISHED_PREFILL_WEIGHTS = (0.05, 0.02, 0.01)
+PUBLISHED_WAITING_WEIGHTS = (8.0, 4.0, 16.0, 2.0)
+PUBLISHED_SMOOTHINGS = (0.7, 0.5)
+"""TRE (III-A, III-B) publishes no values of its scalars. It says this of them: w_p is above 0 and below 1, w_q is above
+1, and α keeps a part of the value before.
+"""
 FIRST_TOKENS_ONLY = 1e-6
 """Of a prefill stage's prompt tokens; 0 would have the policy engine count nothing but them."""
 # Better by less than this is as good.
@@ -64,6 +70,15 @@ def fit_fixed(windows: Windows, slo: Slo, role: Role = Role.COLOCATED) -> TokenS
     prefill = {Role.PREFILL: (1.0,), Role.DECODE: (0.0,)}.get(role, PREFILL_WEIGHTS)
     grid = [Weights(*values) for values in itertools.product(prefill, WAITING_WEIGHTS, (1.0,))]
     return _profile(windows, _smoothed(windows, _best(windows, grid, slo, role), slo, role), slo, role)
+
+
+def fit_published(windows: Windows, slo: Slo) -> TokenServiceShare:
+    """The paper's form within what it says of its scalars: prompt tokens count, and a share is always smoothed."""
+    grid = [
+        Weights(*values)
+        for values in itertools.product(PUBLISHED_PREFILL_WEIGHTS, PUBLISHED_WAITING_WEIGHTS, PUBLISHED_SMOOTHINGS)
+    ]
+    return _profile(windows, _best(windows, grid, slo, Role.COLOCATED), slo, Role.COLOCATED)
 
 
 def fit_by_answers(windows: Windows, slo: Slo, role: Role = Role.COLOCATED) -> TokenServiceShare:

@@ -50,8 +50,6 @@ PEAK = 1.7
 """The day's highest rate over its mean."""
 TARGET_LOAD = 0.7
 """Load of a unit, over what it carries within the limits, that scalers aim at."""
-ALPHA, BETA = 1.5, 1.2
-"""The brake's thresholds over the limits, as the seed has them."""
 CLIENTS = 200
 TRAINING_SEEDS = (101, 102)
 HELD_OUT_SEEDS = (1, 2, 3)
@@ -195,9 +193,7 @@ def service_policy(*, load: float = TARGET_LOAD, brake: bool = True) -> ServiceP
             ratio=Ratio(prefill=UNIT.prefill, decode=UNIT.decode, strict=True),
             affinity=TopologyLevel.S2,
             proportional=Proportional(target_per_replica=pressure_test().decode_tps * load / TARGET_LOAD),
-            latency_brake=LatencyBrake(ttft_target_s=SLO.ttft_s, tbt_target_s=SLO.tpot_s, alpha=ALPHA, beta=BETA)
-            if brake
-            else None,
+            latency_brake=LatencyBrake(ttft_target_s=SLO.ttft_s, tbt_target_s=SLO.tpot_s) if brake else None,
         ),
     )
 

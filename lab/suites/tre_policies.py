@@ -17,7 +17,7 @@ from lab.baselines.oracle import Oracle, demand_of
 from lab.baselines.static import Static
 from lab.baselines.tuning import Setting
 from lab.evaluation.tuning import TunedPolicy, read_tuned
-from lab.suites.calibrate_shares import packaged_shares
+from lab.suites.calibrate_shares import PUBLISHED, SHIPPED, packaged_shares
 from lab.suites.loads import Loads
 from lab.suites.tre_setup import (
     FIRST_SLEEPS_DONE,
@@ -63,6 +63,8 @@ class Contender:
     awake: Mapping[str, int] = dataclasses.field(default_factory=lambda: STATIC_SPLIT)
     pool: Callable[[Setting], Pool] = lambda setting: plain_pool()
     """The pool's own rules; baselines by counts do not look at them, but for the time that a drain may take."""
+    published: bool = False
+    """Whether the services have what the paper gives them (`policies_of`)."""
 
     @property
     def setting(self) -> Setting:
@@ -96,7 +98,7 @@ def setup_of(contender: Contender, setting: Setting, loads: Loads) -> PoolSetup:
     packaged = packaged_profiles()
     return PoolSetup(
         pool=contender.pool(setting),
-        policies=policies_of(loads),
+        policies=policies_of(loads, published=contender.published),
         profiles={name: find_profile(packaged, name) for name in sorted(PROFILE_NAMES.values())},
         gpu_memory_gib=GPU_MEMORY_GIB,
         gpu_type=GPU_TYPE,
@@ -105,20 +107,21 @@ def setup_of(contender: Contender, setting: Setting, loads: Loads) -> PoolSetup:
     ).with_awake(contender.awake)
 
 
-def policies_of(loads: Loads) -> tuple[ServicePolicy, ...]:
-    """The three services, with what TSS knows of each."""
+def policies_of(loads: Loads, *, published: bool = False) -> tuple[ServicePolicy, ...]:
+    """The three services, with what TSS knows of each; with `published` in the paper's form, and with its guards."""
     found = profiles()
+    packaged = packaged_shares(PUBLISHED if published else SHIPPED)
     shares = {}
     for model in MODELS:
         cost, timing = loads.costs[model], found[model].timing
-        shares[model] = packaged_shares()[model].model_copy(
+        shares[model] = packaged[model].model_copy(
             update={
                 "capacity_prefill_tps": float(f"{1.0 / cost.prompt_token_s:.3g}"),
                 "capacity_decode_tps": float(f"{1.0 / cost.output_token_s:.3g}"),
                 "base_tpot_s": round(timing.host_s + timing.weights_s, 4),
             }
         )
-    return service_policies(shares)
+    return service_policies(shares, guards=published)
 
 
 def _static(trace: Trace, loads: Loads, setting: Setting) -> Controller:
@@ -158,10 +161,16 @@ def _trimtab(trace: Trace, loads: Loads, setting: Setting) -> Controller:
     return ShareController()
 
 
+def _plain(trace: Trace, loads: Loads, setting: Setting) -> Controller:
+    """The paper's main loop: it polls with the fast cadence, and each poll moves a smoothed share by one window."""
+    del trace, loads, setting
+    return ShareController(period_s=plain_pool().spec.rescue_interval_s, polls=True)
+
+
 def plain_rules_pool(setting: Setting) -> Pool:
-    """The paper's rules and cadences."""
+    """The paper's rules and cadences. It names no time for which a receiver may not give."""
     del setting
-    return with_spec(plain_pool(), rules=PoolRules.plain())
+    return with_spec(plain_pool(), rules=PoolRules.plain(), residence_s=0.0)
 
 
 def shipped_pool(setting: Setting, **spec: object) -> Pool:
@@ -242,9 +251,10 @@ def _other_baselines() -> Iterator[Contender]:
 def _trimtabs() -> Iterator[Contender]:
     yield Contender(
         name="trimtab-plain",
-        about="Trimtab with the paper's rules: Z alone, rescue each 5 s, rebalance each 10 s",
-        controller=_trimtab,
+        about="Trimtab with the paper's rules, form of Z, smoothing and cadences: rescue each 5 s, rebalance each 10 s",
+        controller=_plain,
         pool=plain_rules_pool,
+        published=True,
     )
     yield Contender(
         name="trimtab",

@@ -18,6 +18,8 @@ from simulator.profiles import find_profile, packaged_profiles
 from simulator.traces.probes import FOOTPRINT_GPUS, MODELS, POOL_GPUS, PROBE_DURATION_S
 from trimtab.config.resources import Metadata, Pool, ServicePolicy
 from trimtab.config.specs import (
+    GuardLimit,
+    Guards,
     NodeGpus,
     PoolMember,
     PoolSpec,
@@ -57,8 +59,12 @@ def profiles() -> dict[str, Profile]:
     return {model: find_profile(packaged, PROFILE_NAMES[model]) for model in MODELS}
 
 
-def service_policies(shares: Mapping[str, TokenServiceShare]) -> tuple[ServicePolicy, ...]:
-    """The three ServicePolicies, given what TSS knows of each model."""
+def service_policies(shares: Mapping[str, TokenServiceShare], *, guards: bool = False) -> tuple[ServicePolicy, ...]:
+    """The three ServicePolicies, given what TSS knows of each model.
+
+    With `guards` a model whose latencies are beyond its SLO is no donor: the paper's donor-side guardrails (IV-C), for
+    which it gives no limits.
+    """
     return tuple(
         ServicePolicy(
             metadata=Metadata(name=model),
@@ -76,10 +82,15 @@ def service_policies(shares: Mapping[str, TokenServiceShare]) -> tuple[ServicePo
                     ),
                 ),
                 token_service_share=shares[model],
+                guards=_slo_guards(SLOS[model]) if guards else None,
             ),
         )
         for model in MODELS
     )
+
+
+def _slo_guards(slo: Slo) -> Guards:
+    return Guards(ttft_p95_s=GuardLimit(soft=slo.ttft_s), tpot_p95_s=GuardLimit(soft=slo.tpot_s))
 
 
 @functools.cache

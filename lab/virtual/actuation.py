@@ -3,24 +3,25 @@
 One cluster, one gateway, one pool or several. The core is stepped when something happened (a new desired state, the
 end of an action, an acknowledgement, a replica that became empty), when the time of a step has come and, while an
 operation is under way, as often as the real one looks at servers that an operation works on. Limits: looks are always
-fresh and nothing is stored, so that crashes of the actuator are for its own tests.
+fresh and nothing is stored, so that crashes of the actuator are for its own tests; a server whose memory is taken when
+it starts is not there, where a real one waits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from actuator.core.admission_pool import PoolAnswer, PoolRequest, apply_pool_state
+from actuator.core import model
+from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
 from actuator.core.endpoints import endpoint_set
+from actuator.core.listing import listed_operation, listed_replica
 from actuator.core.model import (
     ActionKind,
-    Floor,
     Gateway,
     Gpu,
     Limits,
-    Operation,
     OperationKind,
     Spec,
     State,
@@ -32,10 +33,17 @@ from gateway.core.routing import to_route
 from lab.virtual.gateway import CLUSTER, VirtualGateway
 from lab.virtual.servers import ServerState, VirtualServers
 from simulator.core.memory import GpuId
-from trimtab.words import Role
+from simulator.core.profile import Profile
+from trimtab.domain.operation import Operation
+from trimtab.domain.pool import DesiredPool
+from trimtab.domain.replica import Replica
+from trimtab.words import LifeCycle, Role
 
 GATEWAY = "gateway"
 WRITER = "policy-engine"
+TOKEN = 1
+RECONCILE_S = 2.0
+"""Between steps while nothing happens, where time alone may bring something: the real one's interval."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +61,11 @@ class ActuatorPace:
 
 
 class VirtualActuator:
-    """One cluster's actuator. `nodes` and `specs` are what the cluster has; servers of all specs must exist."""
+    """One cluster's actuator. `nodes` and `specs` are what the cluster has; servers of all specs must exist.
+
+    `profiles` are those of servers that it may create, by name. `on_created` and `on_deleted` hear of servers that
+    come and go, `on_change` of the end of operations.
+    """
 
     def __init__(
         self,
@@ -63,32 +75,44 @@ class VirtualActuator:
         nodes: Sequence[Node],
         specs: Sequence[Spec],
         limits: Limits | None = None,
+        profiles: Mapping[str, Profile],
         pace: ActuatorPace | None = None,
         on_change: Callable[[], None] = lambda: None,
+        on_created: Callable[[Spec], None] = lambda _: None,
+        on_deleted: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.servers = servers
         self.gateway = gateway
         self.limits = limits if limits is not None else Limits()
         self.state = State()
-        self.operations_ended: list[Operation] = []
+        self.operations_ended: list[model.Operation] = []
         self._pace = pace if pace is not None else ActuatorPace()
         self._nodes = {node.node: node for node in nodes}
         self._specs = {spec.replica: spec for spec in specs}
         self._busy: set[str] = set()
         self._outcomes: list[Outcome] = []
         self._due_s: float | None = None
+        self._profiles = profiles
         self._on_change = on_change
+        self._on_created = on_created
+        self._on_deleted = on_deleted
+        self.lost_requests = 0
+        """Requests that deleted servers took with them."""
 
     def start(self) -> None:
         """Take up the servers that are there, and let the gateway know of them."""
         self._step()
 
-    def apply(self, request: PoolRequest) -> PoolAnswer:
-        """Take a pool's desired state. Raises `actuator.core.fencing.Refused`."""
+    def apply(self, desired: DesiredPool) -> Operation | None:
+        """Take a pool's desired state from its only writer; the operation that works towards it, if any.
+
+        Raises `actuator.core.fencing.Refused`.
+        """
+        request = PoolRequest(desired=desired, writer=WRITER, token=TOKEN)
         answer = apply_pool_state(self._with_gateway(), request, self._world(), now_s=self._now_s, limits=self.limits)
         self.state = answer.state
         self._step()
-        return answer
+        return None if answer.operation is None else listed_operation(answer.operation, cluster=CLUSTER)
 
     def cancel(self, operation_id: str, reason: str) -> None:
         """Roll an operation back. Raises `actuator.core.fencing.Refused`."""
@@ -101,10 +125,23 @@ class VirtualActuator:
         """Something happened that the core should look at now."""
         self._call_at(self._now_s)
 
-    def unfinished(self) -> list[Operation]:
+    def unfinished(self) -> list[model.Operation]:
         """Operations under way, oldest first."""
         found = [operation for operation in self.state.operations.values() if not operation.finished]
         return sorted(found, key=lambda operation: (operation.create_s, operation.operation_id))
+
+    def listed_operations(self) -> tuple[Operation, ...]:
+        """Operations under way as others see them, oldest first."""
+        return tuple(listed_operation(operation, cluster=CLUSTER) for operation in self.unfinished())
+
+    def listed_replicas(self) -> tuple[Replica, ...]:
+        """Replicas as others see them, by name, with the requests that are in them now."""
+        found: list[Replica] = []
+        for name, record in sorted(self.state.replicas.items()):
+            up = record.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING)
+            in_flight = self.servers.in_flight(name) if up else 0
+            found.append(listed_replica(record, cluster=CLUSTER, in_flight=in_flight))
+        return tuple(found)
 
     @property
     def _now_s(self) -> float:
@@ -146,8 +183,17 @@ class VirtualActuator:
             due = due_s(self.state, self._now_s)
             look_s = self._now_s + self._pace.look_s
             self._call_at(look_s if due is None else min(due, look_s))
+        elif self._watches():
+            self._call_at(self._now_s + RECONCILE_S)
         if ended:
             self._on_change()
+
+    def _watches(self) -> bool:
+        """Whether time alone brings something: a pre-warming may begin, or a server was lost or is not known yet."""
+        return self._prewarms() or self.state.replicas.keys() != self.servers.by_name.keys()
+
+    def _prewarms(self) -> bool:
+        return any(pool.prewarm for pool in self.state.pools.values())
 
     def _acknowledge(self, now_s: float) -> None:
         shown = endpoint_set(self.state, cluster=CLUSTER, lease_s=self.limits.gateway_lease_s)
@@ -174,18 +220,22 @@ class VirtualActuator:
         sights: dict[str, Sight] = {}
         worked_on = {step.replica for operation in self.unfinished() for step in operation.steps}
         guarded = self._guarded()
+        # Pre-warming looks for donors among all that serve.
+        everybody = self._prewarms()
         for name, server in self.servers.by_name.items():
             starting = server.state is ServerState.STARTING
             run_state = RunState.STARTING if starting else RunState.RUNNING
             listed[name] = Listed(spec=self._specs[name], address=f"virtual://{name}", run_state=run_state)
             # A server is only asked for what somebody looks at: requests where their end is waited for, queue and
             # cache where a release may leave too much to those who stay.
-            in_flight = self.servers.in_flight(name) if server.awake and name in worked_on else 0
-            guards = server.awake and (server.service, server.role) in guarded
+            counts = server.awake and (everybody or name in worked_on)
+            in_flight = self.servers.in_flight(name) if counts else 0
+            guards = server.awake and (everybody or (server.service, server.role) in guarded)
             waiting, kv_usage = self.servers.load(name) if guards else (None, None)
             sights[name] = Sight(
                 as_of_s=now_s,
                 healthy=not starting,
+                refused=starting,
                 sleeping=server.state in (ServerState.SLEEPING, ServerState.FALLING_ASLEEP, ServerState.WAKING),
                 in_flight=in_flight,
                 waiting=waiting,
@@ -227,7 +277,13 @@ class VirtualActuator:
             else:
                 self._end(outcome)
 
-        if action.kind is ActionKind.SLEEP:
+        if action.kind is ActionKind.CREATE and action.spec is not None:
+            self._create(action.spec)
+        elif action.kind is ActionKind.DELETE:
+            self._delete(name)
+        elif name not in self.servers.by_name:
+            self._later(Outcome(kind=action.kind, replica=name, ok=False, error="its server is gone"))
+        elif action.kind is ActionKind.SLEEP:
             unfinished = self.servers.sleep(name, done)
             if unfinished:
                 self._later(Outcome(kind=action.kind, replica=name, ok=False, busy=True, error="requests in flight"))
@@ -235,12 +291,31 @@ class VirtualActuator:
             short = self.servers.wake(name, done)
             if short is not None:
                 self._later(Outcome(kind=action.kind, replica=name, ok=False, error=str(short)))
-        elif action.kind is ActionKind.CANARY:
-            self.servers.clock.call_at(self._now_s + self.servers.canary_s(name), lambda _: done())
         else:
-            # Servers of a pool exist for a whole run; the core is told so if it ever asks for others.
-            error = f"servers cannot be {action.kind}d on virtual time"
-            self._later(Outcome(kind=action.kind, replica=name, ok=False, permanent=True, error=error))
+            self.servers.clock.call_at(self._now_s + self.servers.canary_s(name), lambda _: done())
+
+    def _create(self, spec: Spec) -> None:
+        name = spec.replica
+        self._specs[name] = spec
+        short = self.servers.start(
+            name,
+            service=spec.service,
+            role=spec.role,
+            profile=self._profiles[spec.profile],
+            gpus=gpu_ids(spec),
+            done=self.kick,
+        )
+        if short is None:
+            self._on_created(spec)
+        error = "" if short is None else str(short)
+        self._later(Outcome(kind=ActionKind.CREATE, replica=name, ok=short is None, error=error))
+
+    def _delete(self, name: str) -> None:
+        if name in self.servers.by_name:
+            self.lost_requests += self.gateway.cut_off(name, self._now_s)
+            self.servers.remove(name)
+            self._on_deleted(name)
+        self._later(Outcome(kind=ActionKind.DELETE, replica=name, ok=True))
 
     def _later(self, outcome: Outcome) -> None:
         self.servers.clock.call_at(self._now_s, lambda _: self._end(outcome))
@@ -250,36 +325,6 @@ class VirtualActuator:
         self._outcomes.append(outcome)
         self.kick()
         self._look_again()
-
-
-def pool_request(
-    *,
-    pool: str,
-    state_revision: int,
-    overlay: Sequence[Spec],
-    awake: Sequence[str],
-    floors: Sequence[Floor],
-    budget_gpus: int,
-    drain_timeout_s: float,
-    sleep_level: int = 1,
-    decision_id: str = "",
-) -> PoolRequest:
-    """A desired state as the one writer of a run sends it: never fenced off, never expired."""
-    return PoolRequest(
-        pool=pool,
-        state_revision=state_revision,
-        overlay=tuple(overlay),
-        awake=tuple(awake),
-        floors=tuple(floors),
-        budget_gpus=budget_gpus,
-        decision_id=decision_id,
-        replica_revision=0,
-        expire_s=None,
-        drain_timeout_s=drain_timeout_s,
-        sleep_level=sleep_level,
-        writer=WRITER,
-        token=1,
-    )
 
 
 def gpu_ids(spec: Spec) -> tuple[GpuId, ...]:

@@ -1,7 +1,8 @@
 """Who decides over a pool on virtual time: what a controller is shown each tick, and how its wish is carried out.
 
-`PoolDesk` stands between a controller and the actuator: it keeps the desired awake set, publishes changes of it and
-says what came of them. `ShareController` runs the policy engine's core with it, exactly as its shell does.
+`PoolDesk` stands between a controller and the actuator: it keeps the desired state and publishes changes of it.
+`ShareController` runs the policy engine's core with it, exactly as its shell does. Limits: the actuator always answers,
+and nothing is stored.
 """
 
 from __future__ import annotations
@@ -11,18 +12,35 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from actuator.core.fencing import Refused
-from actuator.core.model import Floor, Operation, OperationState, Spec, StepKind
-from lab.virtual.actuation import VirtualActuator, pool_request
-from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.draft import Draft, ReplicaChange, Transition
-from policy_engine.core.overlay import OverlayReplica, make_overlay, member_key
-from policy_engine.core.pool import PoolInput, PoolState, UnderWay, bar, decide_pool, settle
+from lab.virtual.actuation import TOKEN, VirtualActuator
+from policy_engine.core.desired import succeeding
+from policy_engine.core.draft import Draft, Transition
+from policy_engine.core.pool import PoolResult, PoolState, decide_pool
+from policy_engine.core.pool_cycle import (
+    PoolPicture,
+    busy_replicas,
+    needs_counts,
+    next_desired,
+    pool_input,
+    preemption,
+    unfinished_of,
+    with_counts,
+)
+from policy_engine.core.transition_outcome import (
+    Acknowledged,
+    Refusal,
+    awake_after,
+    must_publish,
+    refused,
+    settled,
+    under_way,
+)
 from policy_engine.core.vocabulary import MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.operation import Operation, OperationState
+from trimtab.domain.pool import DesiredPool
+from trimtab.domain.replica import Replica
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle
-
-SERVING = frozenset({LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +77,7 @@ class PoolLook:
     now_s: float
     views: Mapping[MemberKey, RoleSignals]
     fronts: Mapping[str, FrontDoor]
-    replicas: Mapping[str, ReplicaFacts]
+    replicas: Mapping[str, Replica]
     samples: Mapping[str, ReplicaSample]
     traffic: Mapping[str, ServiceTraffic]
 
@@ -95,86 +113,86 @@ class PoolDesk:
     """The desired state of one pool, as its only writer keeps it."""
 
     def __init__(
-        self, pool: Pool, policies: Sequence[ServicePolicy], actuator: VirtualActuator, awake: Sequence[str]
+        self, pool: Pool, policies: Sequence[ServicePolicy], desired: DesiredPool, actuator: VirtualActuator
     ) -> None:
+        """`desired` is the state that the pool is born with."""
         self.pool = pool
         self.policies = tuple(policies)
         self.by_name = {policy.name: policy for policy in policies}
-        self.overlay: tuple[OverlayReplica, ...] = make_overlay(pool, self.by_name)
+        self.overlay = desired.overlay
         self.members = {item.replica: item.member for item in self.overlay}
-        self.awake = tuple(sorted(awake))
+        self.desired = desired
         self.refused: list[str] = []
         self._actuator = actuator
-        self._specs = specs_of(pool, self.overlay)
-        self._revision = 0
+        self._acknowledged: Acknowledged | None = None
+        self._refusal: Refusal | None = None
 
-    def publish(self, awake: Sequence[str]) -> Operation | None:
-        """Make `awake` the desired set; the operation that works towards it, None when nothing has to change.
+    @property
+    def awake(self) -> tuple[str, ...]:
+        """The desired awake set, by name."""
+        return self.desired.awake
+
+    def ask(self, awake: Sequence[str]) -> Operation | None:
+        """Make `awake` the desired set at once; the operation that works towards it, None when it is so already.
 
         Raises `Refused` when the actuator does not take it; the desired set is then what it was.
         """
-        floors = []
-        for member in self.pool.spec.members:
-            key = member_key(member)
-            role = self.by_name[member.service].spec.role(member.role)
-            count = sum(1 for name in awake if self.members[name] == key)
-            floors.append(
-                Floor(
-                    service=member.service,
-                    role=member.role,
-                    min_replicas=min(role.min_replicas if role is not None else 0, count),
-                )
-            )
-        request = pool_request(
-            pool=self.pool.name,
-            state_revision=self._revision + 1,
-            overlay=self._specs,
-            awake=awake,
-            floors=floors,
-            budget_gpus=self.pool.spec.budget_gpus,
-            drain_timeout_s=self.pool.spec.drain_timeout_s,
-            sleep_level=self.pool.spec.sleep_level,
-        )
+        before = self.desired
+        decision_id = f"asked-{before.state_revision + 1}"
+        self.desired = succeeding(before, self.pool, self.policies, awake, decision_id)
         try:
-            answer = self._actuator.apply(request)
+            return self.publish()
+        except Refused:
+            self.desired, self._refusal = before, None
+            raise
+
+    def publish(self) -> Operation | None:
+        """Send the desired state unless the actuator has it, or refused it a moment ago.
+
+        Returns the operation that works towards it, None when nothing has to change. Raises `Refused` when the
+        actuator does not take it.
+        """
+        now_s = self._actuator.servers.clock.now_s
+        mark = Acknowledged(self.desired.state_revision, generation=1, token=TOKEN)
+        if not must_publish(mark, self._acknowledged, self._refusal, now_s=now_s):
+            return None
+        try:
+            operation = self._actuator.apply(self.desired)
         except Refused as error:
             self.refused.append(str(error))
+            self._refusal = refused(self.desired, str(error), now_s=now_s)
             raise
-        self._revision += 1
-        self.awake = tuple(sorted(awake))
-        return answer.operation
+        self._acknowledged, self._refusal = mark, None
+        return operation
 
     def cancel(self, operation_id: str, reason: str) -> None:
         """Ask for the roll-back of an operation."""
         self._actuator.cancel(operation_id, reason)
 
+    def replicas(self) -> tuple[Replica, ...]:
+        """Replicas as the actuator lists them now."""
+        return self._actuator.listed_replicas()
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Operations under way, oldest first."""
+        return self._actuator.listed_operations()
+
     def busy(self) -> tuple[str, ...]:
-        """Replicas that an unfinished operation has a step for, by name."""
-        return tuple(sorted({step.replica for item in self._actuator.unfinished() for step in item.steps}))
+        """Replicas that an unfinished operation works on, by name."""
+        return busy_replicas(unfinished_of(self.operations(), self.pool.name))
 
     def under_way(self) -> int:
         """How many operations of this pool are not finished."""
-        return sum(1 for item in self._actuator.unfinished() if item.subject == self.pool.name)
+        return len(unfinished_of(self.operations(), self.pool.name))
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Pending:
-    """A transition that the actuator works on."""
+    """A transition that the actuator works on, and the decision behind it."""
 
     transition: Transition
     rule: Rule
-    preempted: bool = False
-
-    def under_way(self, operation_id: str) -> UnderWay:
-        """As the core takes it."""
-        releases, wakes = self.transition.releases, self.transition.wakes
-        return UnderWay(
-            operation=operation_id,
-            rule=self.rule,
-            receivers=_members_of(wakes),
-            donors=_members_of(releases),
-            replicas=tuple(sorted(change.replica for change in (*releases, *wakes))),
-        )
+    decision_id: str
 
 
 class ShareController:
@@ -182,10 +200,16 @@ class ShareController:
 
     reads_windows = True
 
-    def __init__(self, *, period_s: float = 1.0) -> None:
+    def __init__(self, *, period_s: float = 1.0, polls: bool = False) -> None:
+        """With `polls` it looks each `period_s` alone; else, as the engine does, at every window and when an operation
+        of its own has ended.
+        """
         self.period_s = period_s
+        self._polls = polls
+        self._polled_s: float | None = None
         self._state = PoolState()
         self._pending: dict[str, _Pending] = {}
+        self._cancelled: set[str] = set()
         self._scores: dict[MemberKey, MemberScore] = {}
         self.rules: dict[str, int] = {}
         """How often each rule moved capacity."""
@@ -193,84 +217,88 @@ class ShareController:
         """Every decision worth a record, with its time."""
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
-        """One turn of the engine."""
-        services = sorted({key.service for key in desk.members.values()})
-        given = PoolInput(
-            now_s=look.now_s,
-            pool=desk.pool,
-            policies=desk.policies,
-            overlay=desk.overlay,
-            awake=desk.awake,
-            replicas=tuple(look.replicas[name] for name in sorted(look.replicas)),
-            views=tuple((key, look.views[key]) for key in sorted(look.views)),
-            fronts=tuple((name, look.fronts[name]) for name in services if name in look.fronts),
-            state=self._state,
-            operations=tuple(self._pending[name].under_way(name) for name in sorted(self._pending)),
-            busy=desk.busy(),
-        )
+        """One cycle of the engine."""
+        if self._polls:
+            if self._polled_s is not None and look.now_s - self._polled_s < self.period_s - 1e-6:
+                return
+            self._polled_s = look.now_s
+        given = pool_input(self._picture(look, desk), self._state)
         result = decide_pool(given)
+        if needs_counts(result):
+            given = with_counts(given, {item.replica: item.in_flight for item in desk.replicas()})
+            result = decide_pool(given)
         self._state = result.state
         self._scores = {report.key: MemberScore(report.share.z) for report in result.reports}
+        decision_id = f"d-{len(self.decisions)}"
         if result.draft is not None:
             self.decisions.append((look.now_s, result.draft))
-        giving_way = self._pending.get(result.preempt_operation) if result.preempt else None
-        if giving_way is not None and not giving_way.preempted:
-            giving_way.preempted = True
-            desk.cancel(result.preempt_operation, result.preempt)
-            return
-        draft = result.draft
-        if draft is None or draft.transition is None or result.awake == given.awake:
-            return
-        try:
-            operation = desk.publish(result.awake)
-        except Refused:
-            moved = tuple(change.replica for change in (*draft.transition.releases, *draft.transition.wakes))
-            self._state = bar(self._state, tuple(sorted(moved)), look.now_s)
-            return
-        self.rules[draft.rule.value] = self.rules.get(draft.rule.value, 0) + 1
-        if operation is not None:
-            self._pending[operation.operation_id] = _Pending(draft.transition, draft.rule)
+        wish = next_desired(given, result, desk.desired, decision_id=decision_id)
+        if wish is not None:
+            desk.desired = wish
+        self._publish(desk, result, look.now_s)
+        reason = preemption(result, known=self._pending, cancelled=self._cancelled)
+        if reason:
+            self._cancelled.add(result.preempt_operation)
+            desk.cancel(result.preempt_operation, reason)
 
     def ended(self, operation: Operation, now_s: float, desk: PoolDesk) -> None:
-        """What came of the transition; a failed one is settled as the shell does."""
+        """What came of the transition; the desired state of one that failed is settled, to be published next."""
         pending = self._pending.pop(operation.operation_id, None)
-        if pending is None:
-            return
-        if operation.state is OperationState.SUCCEEDED:
-            return
-        moved = {change.replica for change in (*pending.transition.releases, *pending.transition.wakes)}
-        if not pending.preempted:
-            self._state = bar(self._state, tuple(sorted(moved)), now_s)
-        desk.publish(settle(desk.overlay, desk.awake, pending.transition, awake_after(operation)))
+        if pending is not None and operation.state is not OperationState.SUCCEEDED:
+            preempted = operation.operation_id in self._cancelled
+            self._settle(pending, operation.state, desk, now_s, preempted=preempted)
+        self._cancelled.discard(operation.operation_id)
 
     def scores(self) -> Mapping[MemberKey, MemberScore]:
         """Z of every member."""
         return self._scores
 
-
-def awake_after(operation: Operation) -> frozenset[str]:
-    """Which replicas of an operation that did not succeed are awake now."""
-    if operation.state is OperationState.FAILED:
-        return frozenset(step.replica for step in operation.steps if step.phase == "routable")
-    return frozenset(step.replica for step in operation.steps if step.kind is StepKind.RELEASE)
-
-
-def _members_of(changes: Sequence[ReplicaChange]) -> tuple[MemberKey, ...]:
-    return tuple(sorted({MemberKey(change.service, change.role) for change in changes}))
-
-
-def specs_of(pool: Pool, overlay: Sequence[OverlayReplica]) -> tuple[Spec, ...]:
-    """The overlay as the actuator takes it."""
-    return tuple(
-        Spec(
-            replica=item.replica,
-            service=item.member.service,
-            role=item.member.role,
-            model=item.model,
-            profile=item.profile,
-            node=item.node,
-            gpu_indices=item.gpu_indices,
-            pool=pool.name,
+    def _picture(self, look: PoolLook, desk: PoolDesk) -> PoolPicture:
+        """What the engine knows at this moment. The actuator always answers."""
+        return PoolPicture(
+            now_s=look.now_s,
+            pool=desk.pool,
+            policies=desk.policies,
+            desired=desk.desired,
+            replicas=look.replicas.values(),
+            operations=desk.operations(),
+            under_way=tuple(
+                under_way(item.transition, item.rule, decision_id=item.decision_id, operation_id=name)
+                for name, item in sorted(self._pending.items())
+            ),
+            views=look.views,
+            fronts=look.fronts,
         )
-        for item in overlay
-    )
+
+    def _publish(self, desk: PoolDesk, result: PoolResult, now_s: float) -> None:
+        draft = result.draft
+        transition = draft.transition if draft is not None else None
+        try:
+            operation = desk.publish()
+        except Refused:
+            if draft is not None and transition is not None:
+                pending = _Pending(transition, draft.rule, desk.desired.decision_id)
+                self._settle(pending, OperationState.ROLLED_BACK, desk, now_s, preempted=False)
+            return
+        if draft is None or transition is None:
+            return
+        self.rules[draft.rule.value] = self.rules.get(draft.rule.value, 0) + 1
+        if operation is not None:
+            self._pending[operation.operation_id] = _Pending(transition, draft.rule, desk.desired.decision_id)
+
+    def _settle(
+        self, pending: _Pending, state: OperationState, desk: PoolDesk, now_s: float, *, preempted: bool
+    ) -> None:
+        released = [change.replica for change in pending.transition.releases]
+        after = settled(
+            self._state,
+            desk.desired,
+            desk.pool,
+            desk.policies,
+            pending.transition,
+            awake_after(state, released=released, replicas=desk.replicas()),
+            decision_id=pending.decision_id,
+            preempted=preempted,
+            now_s=now_s,
+        )
+        self._state, desk.desired = after.state, after.desired

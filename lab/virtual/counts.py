@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from actuator.core.fencing import Refused
-from actuator.core.model import Operation, OperationState, StepKind
 from lab.baselines.interface import Desired, FleetView, Replica, RoleKey, RoleView, Traffic
-from lab.virtual.control import MemberScore, PoolDesk, PoolLook, ReplicaSample, awake_after
-from policy_engine.core.arena import ReplicaFacts
+from lab.virtual.control import MemberScore, PoolDesk, PoolLook, ReplicaSample
 from policy_engine.core.overlay import Gpu, OverlayReplica, adopt_awake
+from policy_engine.core.transition_outcome import awake_after
 from policy_engine.core.vocabulary import MemberKey
+from trimtab.domain.operation import Operation, OperationState, StepKind
+from trimtab.domain.replica import Replica as ListedReplica
 from trimtab.words import LifeCycle
 
 Tick = Callable[[FleetView], Desired]
@@ -46,7 +47,7 @@ class CountController:
         if awake == desk.awake:
             return
         try:
-            desk.publish(awake)
+            desk.ask(awake)
         except Refused:
             # The next tick asks again; the desk has counted it.
             return
@@ -58,10 +59,11 @@ class CountController:
             return
         moved = {step.replica for step in operation.steps}
         kept = [name for name in desk.awake if name not in moved]
-        back = awake_after(operation)
-        released = [step.replica for step in operation.steps if step.kind is StepKind.RELEASE and step.replica in back]
+        released = [step.replica for step in operation.steps if step.kind is StepKind.RELEASE]
+        back = moved & awake_after(operation.state, released=released, replicas=desk.replicas())
+        given_back = [name for name in released if name in back]
         try:
-            desk.publish(adopt_awake(desk.overlay, (*kept, *back), prefer=(*kept, *released)))
+            desk.ask(adopt_awake(desk.overlay, (*kept, *back), prefer=(*kept, *given_back)))
         except Refused:
             # The desk has counted it.
             return
@@ -138,7 +140,7 @@ def choose_awake(
     overlay: Sequence[OverlayReplica],
     awake: Sequence[str],
     wanted: Mapping[MemberKey, int],
-    replicas: Mapping[str, ReplicaFacts],
+    replicas: Mapping[str, ListedReplica],
     *,
     busy: Sequence[str] = (),
 ) -> tuple[str, ...]:
@@ -172,7 +174,7 @@ def _room_for(
     overlay: Sequence[OverlayReplica],
     kept: set[str],
     key: MemberKey,
-    replicas: Mapping[str, ReplicaFacts],
+    replicas: Mapping[str, ListedReplica],
     fixed: frozenset[str],
 ) -> set[str] | None:
     """`kept` with one more replica of `key`, small ones moved out of its way if need be; None without room."""
@@ -209,16 +211,16 @@ def _size(overlay: Sequence[OverlayReplica], key: MemberKey) -> int:
     return max((len(item.gpus) for item in overlay if item.member == key), default=0)
 
 
-def _routable(item: OverlayReplica, replicas: Mapping[str, ReplicaFacts]) -> bool:
+def _routable(item: OverlayReplica, replicas: Mapping[str, ListedReplica]) -> bool:
     facts = replicas.get(item.replica)
     return facts is not None and facts.routable
 
 
-def _sleeps(item: OverlayReplica, replicas: Mapping[str, ReplicaFacts]) -> bool:
+def _sleeps(item: OverlayReplica, replicas: Mapping[str, ListedReplica]) -> bool:
     facts = replicas.get(item.replica)
     return facts is not None and facts.life_cycle == LifeCycle.SLEEPING
 
 
-def _load(item: OverlayReplica, replicas: Mapping[str, ReplicaFacts]) -> int:
+def _load(item: OverlayReplica, replicas: Mapping[str, ListedReplica]) -> int:
     facts = replicas.get(item.replica)
     return 0 if facts is None or facts.in_flight is None else facts.in_flight

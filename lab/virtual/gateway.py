@@ -125,6 +125,20 @@ class VirtualGateway:
         key = item.ticket.target.key
         return self._router.is_hidden(key) and not self._router.in_flight(key)
 
+    def cut_off(self, replica: str, now_s: float) -> int:
+        """A replica goes with requests on it: they are lost. How many there were."""
+        server = self.servers.by_name[replica]
+        engine = self.servers.clock.at(server.index, now_s)
+        ended = engine.abort_all(now_s)
+        self.servers.clock.touched(server.index)
+        for one in ended:
+            server.recorder.finished(one)
+            item = self._open.pop(one.request.request_id)
+            self._take_first_token(item, one)
+            self._router.finish(item.ticket)
+            self._record_lost(item)
+        return len(ended)
+
     def left_behind(self) -> list[InFlight]:
         """Requests on replicas that are hidden, and pinned ones."""
         return self._router.left_behind(CLUSTER)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from actuator.core.admission_placement import PlacementRequest, apply_placements
 from actuator.core.fencing import Refused
-from actuator.core.model import ActionKind, Limits, OperationState, Spec, StepKind
+from actuator.core.model import Limits, OperationState, Spec, StepKind
 from actuator.core.placement_exchange import group_requests, node_columns
-from actuator.core.world import Action, Node, Outcome
-from lab.virtual.actuation import ActuatorPace, VirtualActuator, gpu_ids
+from actuator.core.world import Node
+from lab.virtual.actuation import ActuatorPace, VirtualActuator
 from lab.virtual.gateway import CLUSTER
 from lab.virtual.servers import VirtualServers
 from lab.virtual.staged_gateway import StagedGateway
@@ -47,12 +47,17 @@ class PlacingActuator(VirtualActuator):
         on_created: Callable[[Spec], None],
         on_deleted: Callable[[str], None],
     ) -> None:
-        super().__init__(servers, gateway, nodes=nodes, specs=(), limits=limits, pace=pace)
-        self.lost_requests = 0
-        self._profiles = profiles
-        self._staged = gateway
-        self._on_created = on_created
-        self._on_deleted = on_deleted
+        super().__init__(
+            servers,
+            gateway,
+            nodes=nodes,
+            specs=(),
+            profiles=profiles,
+            limits=limits,
+            pace=pace,
+            on_created=on_created,
+            on_deleted=on_deleted,
+        )
 
     def place(self, groups: Sequence[GroupPlacement], *, inventory_revision: int) -> ClusterWrite:
         """Hand over what a cycle wants; which groups were refused, and why."""
@@ -103,39 +108,6 @@ class PlacingActuator(VirtualActuator):
                 for name, record in sorted(self.state.replicas.items())
             ),
         )
-
-    def _act(self, action: Action) -> None:
-        if action.kind is ActionKind.CREATE and action.spec is not None:
-            self._create(action.spec)
-        elif action.kind is ActionKind.DELETE:
-            self._delete(action.replica)
-        else:
-            super()._act(action)
-
-    def _create(self, spec: Spec) -> None:
-        name = spec.replica
-        self._busy.add(name)
-        self._specs[name] = spec
-        short = self.servers.start(
-            name,
-            service=spec.service,
-            role=spec.role,
-            profile=self._profiles[spec.profile],
-            gpus=gpu_ids(spec),
-            done=self.kick,
-        )
-        if short is None:
-            self._on_created(spec)
-        error = "" if short is None else str(short)
-        self._later(Outcome(kind=ActionKind.CREATE, replica=name, ok=short is None, error=error))
-
-    def _delete(self, name: str) -> None:
-        self._busy.add(name)
-        if name in self.servers.by_name:
-            self.lost_requests += self._staged.cut_off(name, self._now_s)
-            self.servers.remove(name)
-            self._on_deleted(name)
-        self._later(Outcome(kind=ActionKind.DELETE, replica=name, ok=True))
 
 
 class PreScheduler:

@@ -9,35 +9,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
-from actuator.core.model import Limits, OperationKind, OperationState, StepKind
+from actuator.core.admission_pool import specs_of
+from actuator.core.listing import listed_operation
+from actuator.core.model import Limits, OperationKind, OperationState, Spec, StepKind
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace, VirtualActuator, gpu_ids
-from lab.virtual.control import (
-    Controller,
-    MemberScore,
-    PoolDesk,
-    PoolLook,
-    specs_of,
-)
-from lab.virtual.gateway import VirtualGateway
+from lab.virtual.control import Controller, MemberScore, PoolDesk, PoolLook
+from lab.virtual.gateway import CLUSTER, VirtualGateway
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.result import RunResult, TimelinePoint
 from lab.virtual.servers import VirtualServers
 from lab.virtual.serving import Serving
-from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.overlay import first_awake, make_overlay
+from policy_engine.core.birth import BirthInput, lay_out
+from policy_engine.core.desired import desired_pool
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
 from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.words import LifeCycle
 
 START_S = 10.0
 """When a trace begins on the run's clock: by then servers are taken up and windows are full."""
 EARLY_S = 0.05
 """How soon the controller has its turn after an operation has ended."""
+FIRST_DECISION = "d-birth"
 _COUNTED = {StepKind.WAKE: "wakes", StepKind.RELEASE: "releases"}
 
 
@@ -68,6 +64,8 @@ class PoolSetup:
     gpu_type: str = "A100"
     first_sleeps_done: bool = True
     """Whether every server has slept once before the trace begins, so that no first, slow sleep falls into it."""
+    lost_sleepers: frozenset[str] = frozenset()
+    """Sleepers whose servers have died when the run begins, by the names of the pool's overlay."""
     window_s: float = 5.0
     scrape_s: float = 1.0
     limits: Limits = dataclasses.field(default_factory=Limits)
@@ -91,10 +89,12 @@ class PoolRun:
     def __init__(self, setup: PoolSetup, controller: Controller) -> None:
         self.setup = setup
         self.controller = controller
-        policies = {policy.name: policy for policy in setup.policies}
-        overlay = make_overlay(setup.pool, policies)
-        awake = first_awake(setup.pool, policies, overlay)
-        specs = specs_of(setup.pool, overlay)
+        birth = lay_out(BirthInput(setup.pool, setup.policies))
+        desired = desired_pool(setup.pool, setup.policies, birth.overlay, birth.awake, FIRST_DECISION, state_revision=1)
+        specs, awake = specs_of(desired), desired.awake
+        lost = setup.lost_sleepers
+        if not lost <= {spec.replica for spec in specs}.difference(awake):
+            raise ValueError(f"lost_sleepers {sorted(lost)}: each has to be asleep when the pool is born")
         gpus = {gpu for spec in specs for gpu in gpu_ids(spec)}
         services = [policy.name for policy in setup.policies]
         self.gateway = VirtualGateway(services)
@@ -115,17 +115,20 @@ class PoolRun:
                 awake=spec.replica in awake,
                 slept_before=setup.first_sleeps_done,
             )
-            self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+            self._created(spec)
         self.actuator = VirtualActuator(
             self.servers,
             self.gateway,
             nodes=_nodes(setup, gpus),
             specs=specs,
+            profiles=setup.profiles,
             limits=setup.limits,
             pace=setup.pace,
             on_change=self._early,
+            on_created=self._created,
+            on_deleted=self._deleted,
         )
-        self.desk = PoolDesk(setup.pool, setup.policies, self.actuator, awake)
+        self.desk = PoolDesk(setup.pool, setup.policies, desired, self.actuator)
         self.timeline: list[TimelinePoint] = []
         self._members = tuple(sorted(set(self.desk.members.values())))
         self._seen_ends = 0
@@ -137,7 +140,11 @@ class PoolRun:
         """Serve a trace; for `grace_s` after `duration_s` what is left may end. Call once."""
         clock = self.servers.clock
         self.actuator.start()
-        self.desk.publish(self.desk.awake)
+        self.desk.publish()
+        for name in sorted(self.setup.lost_sleepers):
+            self.servers.remove(name)
+            self._deleted(name)
+        self.actuator.kick()
         self._then(self.setup.scrape_s - self.setup.window_pace.scrape_s, self._read)
         clock.run_before(START_S)
         self.serving.serve(requests, start_s=START_S, duration_s=duration_s)
@@ -214,17 +221,13 @@ class PoolRun:
                 for step in operation.steps:
                     if succeeded and step.kind in _COUNTED:
                         self._moved[_COUNTED[step.kind]] += 1
-            self.controller.ended(operation, now_s, self.desk)
+            self.controller.ended(listed_operation(operation, cluster=CLUSTER), now_s, self.desk)
 
     def _look(self, now_s: float) -> PoolLook:
-        replicas: dict[str, ReplicaFacts] = {}
+        replicas = {item.replica: item for item in self.actuator.listed_replicas()}
         routable: dict[MemberKey, list[str]] = {key: [] for key in self._members}
-        for name, record in sorted(self.actuator.state.replicas.items()):
-            up = record.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING)
-            replicas[name] = ReplicaFacts(
-                name, record.life_cycle, record.routable, self.servers.in_flight(name) if up else 0
-            )
-            if record.routable:
+        for name, item in replicas.items():
+            if item.routable:
                 routable[self.desk.members[name]].append(name)
         views, fronts = self.collector.signals(now_s, routable)
         return PoolLook(
@@ -256,6 +259,13 @@ class PoolRun:
                     z=scores.get(key, MemberScore()).z,
                 )
             )
+
+    def _created(self, spec: Spec) -> None:
+        self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+
+    def _deleted(self, name: str) -> None:
+        self.collector.remove(name)
+        self.serving.forget(name)
 
     def _finished(self, index: int, finished: FinishedRequest) -> None:
         server = self.servers.by_index[index]

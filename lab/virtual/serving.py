@@ -9,7 +9,7 @@ from lab.virtual.control import ReplicaSample, ServiceTraffic
 from lab.virtual.gateway import VirtualGateway
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.sampling import Sampler, Tally
-from lab.virtual.servers import VirtualServers
+from lab.virtual.servers import ServerState, VirtualServers
 from simulator.traces.model import TraceRequest
 
 
@@ -72,7 +72,8 @@ class Serving:
     def read(self, now_s: float, *, windows: bool, sleepers: bool, end_s: float | None = None) -> None:
         """One scrape: engines brought up to now, pages for the collector where `windows` are read, samples.
 
-        `sleepers`: a server that is not awake shows what it has counted, as one asleep does; else it has no page.
+        `sleepers`: a server that is not awake shows what it has counted, as one asleep does; else it has no page. One
+        that starts has none in any case.
         `end_s` is the end of the window that it is for, if it is later than now.
         """
         by_name = self.servers.by_name
@@ -80,7 +81,11 @@ class Serving:
             self.servers.clock.at(server.index, now_s)
             server.recorder.asleep = not server.awake
         if windows:
-            readings = {name: one.recorder.reading(now_s) for name, one in by_name.items() if sleepers or one.awake}
+            readings = {
+                name: one.recorder.reading(now_s)
+                for name, one in by_name.items()
+                if one.awake or (sleepers and one.state is not ServerState.STARTING)
+            }
             self.collector.scrape(now_s, readings, end_s=end_s)
         self.samples = self._sampler.take(self.servers, now_s)
 

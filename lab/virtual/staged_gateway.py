@@ -41,20 +41,6 @@ class StagedGateway(VirtualGateway):
         self._send(item, now_s)
         return False
 
-    def cut_off(self, replica: str, now_s: float) -> int:
-        """A replica goes with requests on it: they are lost. How many there were."""
-        server = self.servers.by_name[replica]
-        engine = self.servers.clock.at(server.index, now_s)
-        ended = engine.abort_all(now_s)
-        self.servers.clock.touched(server.index)
-        for one in ended:
-            server.recorder.finished(one)
-            item = self._open.pop(one.request.request_id)
-            self._take_first_token(item, one)
-            self._router.finish(item.ticket)
-            self._record_lost(item)
-        return len(ended)
-
     def _send(self, item: OpenRequest, now_s: float) -> None:
         ticket = item.ticket
         if ticket.state is TicketState.HELD or ticket.target.role is Role.COLOCATED:

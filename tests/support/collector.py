@@ -168,7 +168,7 @@ async def _collectors(store_url: str) -> AsyncIterator[StartCollector]:
 
         async def stop(running: RunningCollector) -> None:
             running.context.stopping.set()
-            await asyncio.wait({running.task}, timeout=10)
+            await asyncio.wait({running.task}, timeout=60)
             assert running.task.done(), "the collector does not stop"
             if not running.may_fail:
                 running.task.result()

@@ -24,7 +24,7 @@ DRAINING = actuator_pb2.ENDPOINT_STATE_DRAINING
 EVICTING = actuator_pb2.ENDPOINT_STATE_EVICTING
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # any condition, not one event
             await asyncio.sleep(0.005)

@@ -6,15 +6,18 @@ Pre-warmings, which the actuator begins by itself, are shown among the decisions
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import grpc
 import typer
+from google.protobuf.message import DecodeError
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
+from trimtab.api.store.v1 import engine_pb2
 from trimtab.cli.connect import Services, call
 from trimtab.cli.endpoints import Endpoints, endpoints_of
 from trimtab.cli.output import console, print_json
@@ -119,11 +122,20 @@ def explain_command(
     request = policy_pb2.ExplainDecisionRequest(decision_id=identity)
     reply = call(endpoints, lambda services: services.policy.ExplainDecision(request))
     if as_json:
-        print_json(message_dict(reply))
+        print_json(_explained(reply))
         return
     _print_lines(reply.lines)
-    if not reply.replay_matches:
+    if not reply.replay_matches and not reply.not_replayed:
         console.print("Computing it again from its inputs did not give the same: report this.", highlight=False)
+
+
+def _explained(reply: policy_pb2.ExplainDecisionResponse) -> dict[str, Any]:
+    """The reply with the decision's input spelt out, where this release can read it."""
+    document = message_dict(reply)
+    with contextlib.suppress(DecodeError):
+        if reply.decision.replay:
+            document["decision"]["replay"] = message_dict(engine_pb2.ReplayRecord.FromString(reply.decision.replay))
+    return document
 
 
 def _explain_operation(endpoints: Endpoints, identity: str, *, as_json: bool) -> None:

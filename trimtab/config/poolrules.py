@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from trimtab.config.fields import SMALLEST, Seconds, Spec, enum_word
 
 AllocationWord = Annotated[Literal["share", "level", "load"], enum_word("ALLOCATION_")]
-PredictionWord = Annotated[Literal["power", "elasticity", "capacity"], enum_word("PREDICTION_")]
+PredictionWord = Annotated[Literal["power", "elasticity", "capacity", "none"], enum_word("PREDICTION_")]
 OverloadWord = Annotated[Literal["rescue", "level"], enum_word("OVERLOAD_")]
 
 MAX_RATIO = 1000.0
@@ -68,7 +68,8 @@ class PoolRules(Spec):
     - `allocation`: `share` goes by Z (with ρ beside it); `level` does too, and lets the slow loop level the members'
       steady loads; `load` re-solves the pool by ρ at every tick and moves one bounded transition towards that.
     - `prediction`: how Z after a transfer is told: `power` Z·(n'/n)^1.5, `elasticity` with an exponent learnt from the
-      member's own transfers, `capacity` from the load and the profile's capacities.
+      member's own transfers, `capacity` from the load and the profile's capacities, `none` not at all: a donor is
+      judged by the Z that it has.
     - `stage_guard`: a stage of a disaggregated service does not give while the other stage is in need.
     - `settle_s`: who just gained or gave is not judged by its Z until its window has seen the change.
     - `priority_base`: Z is divided, and ρ multiplied, by this to the power of the priority; 1 for ranking alone.
@@ -77,6 +78,8 @@ class PoolRules(Spec):
     - `donor_margin`: in a rescue a donor's Z stays above the receiver's by this share of it, so that a move is worth
       its drain.
     - `max_transitions`: under way at a time, disjoint in services; 0 for one per 32 GPUs, at least one.
+    - `rebalance_waits`: while a rescue is pending the slow loop takes from no donor, also when nothing can serve the
+      rescue.
     """
 
     allocation: AllocationWord = "level"
@@ -88,6 +91,7 @@ class PoolRules(Spec):
     overload: OverloadWord = "rescue"
     donor_margin: float = Field(0.0, ge=0, le=10)
     max_transitions: int = Field(0, ge=0, le=256)
+    rebalance_waits: bool = False
 
     @model_validator(mode="after")
     def _allocation_by_load_has_loads(self) -> Self:
@@ -115,7 +119,13 @@ class PoolRules(Spec):
 
     @classmethod
     def plain(cls) -> Self:
-        """TRE's own rules: Z alone, the power law, one cadence after the other."""
+        """TRE's own rules (section IV): the Z of now alone, one transition at a time, no rebalance beside a rescue."""
         return cls(
-            allocation="share", load=LoadRule(enabled=False), prediction="power", stage_guard=False, settle_s=0.0
+            allocation="share",
+            load=LoadRule(enabled=False),
+            prediction="none",
+            stage_guard=False,
+            settle_s=0.0,
+            max_transitions=1,
+            rebalance_waits=True,
         )

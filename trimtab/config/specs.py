@@ -124,12 +124,25 @@ class Ratio(Spec):
 
 
 class LatencyBrake(Spec):
-    """Floors from latency: at `alpha` × target 1.2 × the replicas, at `beta` × target 1.1 ×, and no scale-in."""
+    """Floors from latency: at `alpha` × target 1.2 × the replicas, at `beta` × target 1.1 ×, and no scale-in.
+
+    The defaults are HeteroScale's (Algorithm 3); with an `alpha` alone, `beta` is 0.8 of it, as of the default.
+    """
 
     ttft_target_s: Seconds | None = None
     tbt_target_s: Seconds | None = None
-    alpha: float = Field(1.0, gt=0, le=10)
-    beta: float = Field(0.8, gt=0, le=10)
+    alpha: float = Field(1.5, gt=0, le=10)
+    beta: float = Field(1.2, gt=0, le=10)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beta_follows_alpha(cls, data: object) -> object:
+        if not isinstance(data, Mapping) or "beta" in data:
+            return data
+        alpha = data.get("alpha")
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+            return data
+        return {**data, "beta": round(0.8 * alpha, 9)}
 
     @model_validator(mode="after")
     def _has_a_target(self) -> Self:

@@ -13,6 +13,11 @@ def timestamp_of(seconds: float) -> Timestamp:
     return timestamp_of_microseconds(to_microseconds(seconds))
 
 
+def optional_timestamp(seconds: float | None) -> Timestamp | None:
+    """The same where there may be none: None for None. Raises ValueError likewise."""
+    return None if seconds is None else timestamp_of(seconds)
+
+
 def timestamp_of_microseconds(microseconds: int) -> Timestamp:
     """The Timestamp of microseconds since 1970. Raises ValueError outside of the years 1 to 9999."""
     stamp = Timestamp()

@@ -275,7 +275,7 @@ def known_bytes(message: Message) -> bytes:
     """All that this release knows of a message, comparable."""
     known = type(message)()
     known.CopyFrom(message)
-    known.DiscardUnknownFields()  # type: ignore[no-untyped-call, unused-ignore]
+    known.DiscardUnknownFields()
     return known.SerializeToString(deterministic=True)
 
 

@@ -9,7 +9,7 @@ A message is stored as it is. A rewrite sets what this release knows of it and k
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -55,6 +55,16 @@ def message_form(message_type: type[Message], ids: Ids | None = None) -> Form:
     """The form of a message that is a value itself. Elements of messages without ``ids`` are matched by equality."""
     known = ids or {}
     return Form(message=message_type, write=lambda value, target: overwrite(target, value, known), read=bare)
+
+
+def domain_form(message_type: type[M], write: Callable[[V], M], read: Callable[[M], V], ids: Ids | None = None) -> Form:
+    """The form of a value that has a codec to a message of another package: ``write`` and ``read`` are that codec."""
+    known = ids or {}
+    return Form(
+        message=message_type,
+        write=lambda value, target: overwrite(target, write(value), known),
+        read=lambda message: read(bare(message)),
+    )
 
 
 def bare(message: M) -> M:

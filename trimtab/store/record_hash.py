@@ -30,7 +30,7 @@ class Kind(Protocol[V]):
 
     def encode(self, value: V, previous: bytes | None = None) -> bytes: ...
 
-    def readable(self, raw: bytes) -> Any | None: ...
+    def undamaged(self, raw: bytes) -> Any | None: ...
 
 
 class RecordHash(Generic[V]):
@@ -58,7 +58,7 @@ class RecordHash(Generic[V]):
             self.refused[name] = corrupt(self._kind.name, self.key, name, fault, raw)
             return
         self.values[name] = found
-        message = self._kind.readable(raw)
+        message = self._kind.undamaged(raw)
         if message is not None and has_unknown_fields(message):
             self._previous[name] = raw
 

@@ -1,5 +1,6 @@
 """A stream of records, bounded by count. An entry that cannot be read is refused by itself."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
@@ -39,5 +40,8 @@ class RecordStream(Generic[V]):
         entries: list[tuple[str, V | Refused]] = []
         for raw_id, fields in cast("list[tuple[bytes, Mapping[bytes, bytes]]]", found or []):
             entry_id = raw_id.decode()
-            entries.append((entry_id, self._kind.decode(fields.get(_FIELD), key=self.key, field=entry_id)))
+            record = self._kind.decode(fields.get(_FIELD), key=self.key, field=entry_id)
+            if isinstance(record, Refused):
+                record = dataclasses.replace(record, remedy=record.remedy.replace("HDEL '", "XDEL '"))
+            entries.append((entry_id, record))
         return entries

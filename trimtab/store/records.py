@@ -73,7 +73,8 @@ class RecordKind(Generic[V]):
 
     ``upgrades``: from each older schema, what makes the next one's message of its message (both without checksum).
     ``legacy`` reads what was written before records had schemas, whatever does not start with 0x08; it raises for what
-    it cannot read. ``removing`` says what becomes of a record's subject when an operator removes the record.
+    it cannot read. ``name_of`` gives the field of its hash that a value belongs in: one that stands in another is
+    refused. ``removing`` says what becomes of a record's subject when an operator removes the record.
     """
 
     name: str
@@ -82,6 +83,7 @@ class RecordKind(Generic[V]):
     removing: str
     upgrades: Mapping[int, Callable[[bytes], bytes]] = dataclasses.field(default_factory=dict)
     legacy: Callable[[bytes], V] | None = None
+    name_of: Callable[[V], str] | None = None
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a message without the two fields, and for a gap in the upgrades."""
@@ -103,13 +105,16 @@ class RecordKind(Generic[V]):
 
         try:
             if not data.startswith(_FIRST):
-                return self._decode_legacy(data)
-            schema = schema_of(data)
-            if schema > self.schema:
+                value = self._decode_legacy(data)
+            elif (schema := schema_of(data)) > self.schema:
                 return refused(f"has schema {schema}, this release reads {self.name}s up to {self.schema}", newer)
-            return self.codec.read(self._upgraded(data))
+            else:
+                value = self.codec.read(self._upgraded(data))
         except _UNREADABLE as error:
             return refused(f"is no {self.name}: {_one_line(error)}")
+        if self.name_of is not None and self.name_of(value) != field:
+            return refused(f"is the {self.name} {self.name_of(value)!r}")
+        return value
 
     def encode(self, value: V, previous: bytes | None = None) -> bytes:
         """The record's bytes. With ``previous``, the bytes that it replaces, unknown fields of those survive.
@@ -120,18 +125,23 @@ class RecordKind(Generic[V]):
         setattr(message, SCHEMA_FIELD, self.schema)
         return seal(message)
 
-    def readable(self, raw: bytes) -> Any | None:
-        """The message as far as it parses, of whatever schema, without a look at its checksum; None when it does not.
+    def undamaged(self, raw: bytes) -> Any | None:
+        """The message of a record whose checksum is right, of whatever schema; None when there is none.
 
-        What is read of it may be wrong or missing: for what is unknown to be kept, and for a best effort.
+        For a best effort: a refused record of a newer release may mean something else by a field.
         """
-        if not raw.startswith(_FIRST):
-            return None
         try:
-            message = self.codec.message_type.FromString(raw)
-        except ProtobufError:
+            return self.codec.message_type.FromString(unseal(raw))
+        except _UNREADABLE:
             return None
-        message.ClearField(CHECKSUM_FIELD)
+
+    def damaged(self, raw: bytes) -> Any:
+        """What parses of a record from its beginning, whatever its checksum: any of it may be wrong."""
+        message = self.codec.message_type()
+        try:
+            message.MergeFromString(raw[: _whole_fields(raw)])
+        except ProtobufError:
+            message.Clear()
         return message
 
     def _upgraded(self, raw: bytes) -> Message:
@@ -171,14 +181,13 @@ def record_codec(value_type: type[V], message_type: type[Message], rules: Rules 
 
 def schema_of(raw: bytes) -> int:
     """The schema number that a record begins with. Raises ``ValueError`` when it begins with none."""
-    number = 0
-    for at, byte in enumerate(raw[1 : 1 + _MAX_SCHEMA_BYTES]):
-        number |= (byte & 0x7F) << (7 * at)
-        if byte < 0x80:
-            if number == 0:
-                break
-            return number
-    raise ValueError("does not begin with a schema number")
+    try:
+        number, end = _varint(raw, 1)
+    except IndexError:
+        number, end = 0, 0
+    if not raw.startswith(_FIRST) or number == 0 or end > 1 + _MAX_SCHEMA_BYTES:
+        raise ValueError("does not begin with a schema number")
+    return number
 
 
 def seal(message: Message) -> bytes:
@@ -193,6 +202,39 @@ def unseal(raw: bytes) -> bytes:
     if len(trailer) < _TRAILER.size or _TRAILER.unpack(trailer) != (_LAST, binascii.crc32(body)):
         raise ValueError("cut off or damaged: the checksum is not right")
     return body
+
+
+def _whole_fields(raw: bytes) -> int:
+    """Length of the whole fields that a message begins with."""
+    whole = at = 0
+    try:
+        while at < len(raw):
+            tag, at = _varint(raw, at)
+            if tag & 7 == 0:
+                _, at = _varint(raw, at)
+            elif tag & 7 == 2:
+                length, at = _varint(raw, at)
+                at += length
+            else:
+                at += {1: 8, 5: 4}[tag & 7]
+            if at > len(raw):
+                break
+            whole = at
+    except (IndexError, KeyError):
+        pass
+    return whole
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at an offset, and the offset after it. Raises ``IndexError`` when it is cut off."""
+    number = shift = 0
+    while True:
+        byte = raw[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return number, at
 
 
 def _one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ PLACEMENT_IDS = {
 """What tells placements of a result apart."""
 
 
-def _legacy(raw: bytes) -> scheduler_pb2.ScalingResult:
+def result_without_schema(raw: bytes) -> scheduler_pb2.ScalingResult:
     """A result as releases before schema numbers wrote it: the bare message. Raises ``ValueError``."""
     result = bare(scheduler_pb2.ScalingResult.FromString(raw))
     if not result.service:
@@ -31,5 +31,5 @@ SCHEDULE_RESULT = RecordKind(
         Rules(forms={scheduler_pb2.ScalingResult: message_form(scheduler_pb2.ScalingResult, PLACEMENT_IDS)}),
     ),
     removing="the next cycle writes what it finds",
-    legacy=_legacy,
+    legacy=result_without_schema,
 )

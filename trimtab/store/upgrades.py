@@ -5,7 +5,8 @@ rewritten when they change. A step moves or removes whole keys. It runs before t
 in several processes at once and again after one of them was ended in the middle: so it must come to the same result
 however often it runs. There is no way back; a release before the step refuses the store.
 
-    schema 2: records of the actuator have schema numbers; what stands there as JSON is read as it is
+    schema 2: records of the actuator, the policy engine and the pre-scheduler have schema numbers; what stands there
+    as JSON, or as a bare message, is read as it is
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
 from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
+from actuator.core.held import refuse_for
 from actuator.core.ledger import taken_gpus
 from actuator.core.model import (
     ActionKind,
@@ -76,6 +77,9 @@ def apply_placements(
             inventory_revision=str(state.meta.inventory_revision),
         )
     d = Draft(state, world, limits, now_s)
+    blamed = d.held.everything or d.held.unknown_gpus
+    if blamed is not None:
+        raise refuse_for("no placement is accepted, since GPUs may be taken that are not known", blamed)
     results = tuple(_apply_group(d, group, validate_only=request.validate_only) for group in request.groups)
     if request.validate_only:
         return PlacementAnswer(state=state, results=results)
@@ -87,6 +91,9 @@ def apply_placements(
 
 
 def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> GroupOutcome:
+    blamed = d.held.subject(group.group)
+    if blamed is not None:
+        return GroupOutcome(group=group.group, accepted=False, detail=f"the group is held: {blamed.text}")
     additions = [spec for spec in group.add if not _same_exists(d, spec)]
     problem = _problem_with(d, group, additions)
     taken_back, left = creations_to_take_back(d, group)
@@ -148,7 +155,7 @@ def _same_exists(d: Draft, spec: Spec) -> bool:
 
 def _problem_with(d: Draft, group: GroupRequest, additions: list[Spec]) -> str:
     """Why the group cannot be placed; empty when it can."""
-    taken = taken_gpus(d.replicas, d.pool_gpus(), d.world)
+    taken = taken_gpus(d.replicas, d.claimed_gpus(), d.world)
     doubled = [gpu for gpu, times in Counter(gpu for spec in additions for gpu in spec.gpus).items() if times > 1]
     if doubled:
         return f"GPU {doubled[0][0]}/{doubled[0][1]} is placed twice"
@@ -157,7 +164,7 @@ def _problem_with(d: Draft, group: GroupRequest, additions: list[Spec]) -> str:
         node = d.world.nodes.get(spec.node)
         if names[spec.replica] > 1:
             return f"replica {spec.replica} is placed twice"
-        if spec.replica in d.replicas:
+        if spec.replica in d.replicas or spec.replica in d.held.replicas:
             return f"replica {spec.replica} exists already"
         if node is None:
             return f"{spec.replica}: this cluster has no node {spec.node}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from actuator.core.draft import Draft
 from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
+from actuator.core.held import refuse_for
 from actuator.core.model import (
-    Floor,
     Goal,
     Gpu,
     Limits,
@@ -27,27 +27,16 @@ from actuator.core.operations import begin_rollback, keep
 from actuator.core.prewarming import in_its_way, leave_to
 from actuator.core.reconcile import open_pool_operation
 from actuator.core.world import World
+from trimtab.domain.pool import DesiredPool
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRequest:
-    """A desired pool state as it came in."""
+    """A desired pool state as it came in, and who sent it under which fencing token."""
 
-    pool: str
-    state_revision: int
-    overlay: tuple[Spec, ...]
-    awake: tuple[str, ...]
-    floors: tuple[Floor, ...]
-    budget_gpus: int
-    decision_id: str
-    replica_revision: int
-    expire_s: float | None
-    drain_timeout_s: float
-    sleep_level: int
+    desired: DesiredPool
     writer: str
     token: int
-    prewarm: bool = False
-    residence_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +56,27 @@ def apply_pool_state(
     ``can_create``: whether the backend can make the replicas of the overlay that do not exist.
     """
     d = Draft(state, world, limits, now_s)
+    desired = request.desired
     check_token(state.meta, request.writer, request.token)
-    check_expiry(request.expire_s, now_s)
-    current = state.pools.get(request.pool)
-    if current is not None and request.state_revision <= current.state_revision:
-        return _repeated(d, current, request)
-    if request.replica_revision > state.meta.replica_revision:
+    check_expiry(desired.expires_s, now_s)
+    d.held.check_subject(desired.pool)
+    current = state.pools.get(desired.pool)
+    pool = _accepted(desired, current)
+    if current is not None and desired.state_revision <= current.state_revision:
+        return _repeated(d, current, pool, request)
+    if desired.replica_revision > state.meta.replica_revision:
         raise refuse(
             "UNKNOWN_REVISION",
-            f"the state rests on replica revision {request.replica_revision}, the newest here is "
+            f"the state rests on replica revision {desired.replica_revision}, the newest here is "
             f"{state.meta.replica_revision}: list the replicas again",
         )
-    _check_shape(request)
+    _check_shape(pool)
     if not can_create:
-        _check_warms_itself(request)
-        _check_exist(request, world, current)
-    _check_owners(d, request)
+        _check_warms_itself(pool)
+        _check_exist(pool, world, current)
+    _check_held(d, pool, current)
+    _check_owners(d, pool)
     d.meta = remember_token(d.meta, request.writer, request.token)
-    pool = _accepted(request, current)
     if current is not None and _only_bounds_differ(current, pool):
         operation = _rebound(d, current, pool)
         return PoolAnswer(state=d.commit(), state_revision=pool.state_revision, operation=operation)
@@ -97,18 +89,14 @@ def apply_pool_state(
     return PoolAnswer(state=new, state_revision=pool.state_revision, operation=operation)
 
 
-def _repeated(d: Draft, current: Pool, request: PoolRequest) -> PoolAnswer:
-    if request.state_revision < current.state_revision:
+def _repeated(d: Draft, current: Pool, pool: Pool, request: PoolRequest) -> PoolAnswer:
+    if pool.state_revision < current.state_revision:
         raise refuse(
             "OUTDATED",
-            f"pool {current.pool} is at state revision {current.state_revision}, this one is {request.state_revision}",
+            f"pool {current.pool} is at state revision {current.state_revision}, this one is {pool.state_revision}",
             state_revision=str(current.state_revision),
         )
-    asked = replace(
-        _accepted(request, current),
-        decision_id=current.decision_id,
-        operation_id=current.operation_id,
-    )
+    asked = replace(pool, decision_id=current.decision_id, operation_id=current.operation_id)
     if asked != current:
         raise refuse(
             "REVISION_REUSED",
@@ -145,70 +133,87 @@ def _rebound(d: Draft, current: Pool, asked: Pool) -> Operation | None:
     return operation
 
 
-def _accepted(request: PoolRequest, current: Pool | None) -> Pool:
+def _accepted(desired: DesiredPool, current: Pool | None) -> Pool:
     return Pool(
-        pool=request.pool,
-        state_revision=request.state_revision,
-        overlay=request.overlay,
-        awake=tuple(sorted(request.awake)),
-        floors=request.floors,
-        budget_gpus=request.budget_gpus,
-        decision_id=request.decision_id,
-        drain_timeout_s=request.drain_timeout_s,
-        sleep_level=request.sleep_level,
-        prewarm=request.prewarm,
-        residence_s=request.residence_s,
+        pool=desired.pool,
+        state_revision=desired.state_revision,
+        overlay=specs_of(desired),
+        awake=tuple(sorted(desired.awake)),
+        floors=desired.floors,
+        budget_gpus=desired.budget_gpus,
+        decision_id=desired.decision_id,
+        drain_timeout_s=desired.drain_timeout_s,
+        sleep_level=desired.sleep_level,
+        prewarm=desired.prewarm,
+        residence_s=desired.residence_s,
         effective_awake=current.effective_awake if current is not None else (),
         settled_revision=current.settled_revision if current is not None else 0,
     )
 
 
-def _check_shape(request: PoolRequest) -> None:
-    specs = {spec.replica: spec for spec in request.overlay}
-    if len(specs) != len(request.overlay):
-        raise refuse("INVALID_POOL", f"pool {request.pool}: the overlay names a replica twice")
-    unknown = sorted(set(request.awake) - specs.keys())
+def specs_of(desired: DesiredPool) -> tuple[Spec, ...]:
+    """What each replica of the overlay is and where it lives, by name."""
+    return tuple(
+        Spec(
+            replica=item.replica,
+            service=item.member.service,
+            role=item.member.role,
+            model=item.model,
+            profile=item.profile,
+            node=item.node,
+            gpu_indices=item.gpu_indices,
+            pool=desired.pool,
+        )
+        for item in sorted(desired.overlay, key=lambda item: item.replica)
+    )
+
+
+def _check_shape(pool: Pool) -> None:
+    specs = {spec.replica: spec for spec in pool.overlay}
+    if len(specs) != len(pool.overlay):
+        raise refuse("INVALID_POOL", f"pool {pool.pool}: the overlay names a replica twice")
+    unknown = sorted(set(pool.awake) - specs.keys())
     if unknown:
-        raise refuse("INVALID_POOL", f"pool {request.pool}: {unknown[0]} is to be awake and is not in the overlay")
+        raise refuse("INVALID_POOL", f"pool {pool.pool}: {unknown[0]} is to be awake and is not in the overlay")
     users: dict[Gpu, str] = {}
-    for name in sorted(set(request.awake)):
+    for name in sorted(set(pool.awake)):
         for gpu in specs[name].gpus:
             if gpu in users:
                 raise refuse(
                     "GPU_TWICE",
-                    f"pool {request.pool}: {users[gpu]} and {name} are both to be awake on {gpu[0]}/{gpu[1]}",
+                    f"pool {pool.pool}: {users[gpu]} and {name} are both to be awake on {gpu[0]}/{gpu[1]}",
                 )
             users[gpu] = name
-    if len(users) > request.budget_gpus:
+    if len(users) > pool.budget_gpus:
         raise refuse(
             "OVER_BUDGET",
-            f"pool {request.pool}: the awake set takes {len(users)} GPUs, the budget is {request.budget_gpus}",
+            f"pool {pool.pool}: the awake set takes {len(users)} GPUs, the budget is {pool.budget_gpus}",
         )
-    for floor in request.floors:
+    for floor in pool.floors:
         count = sum(
-            1 for name in set(request.awake) if (specs[name].service, specs[name].role) == (floor.service, floor.role)
+            1 for name in set(pool.awake) if (specs[name].service, specs[name].role) == (floor.service, floor.role)
         )
         if count < floor.min_replicas:
             raise refuse(
                 "BELOW_FLOOR",
-                f"pool {request.pool}: {floor.service} {floor.role} would have {count} replicas awake, its floor is "
+                f"pool {pool.pool}: {floor.service} {floor.role} would have {count} replicas awake, its floor is "
                 f"{floor.min_replicas}",
             )
 
 
-def _check_warms_itself(request: PoolRequest) -> None:
-    if request.prewarm:
+def _check_warms_itself(pool: Pool) -> None:
+    if pool.prewarm:
         raise refuse(
             "PREWARM_UNSUPPORTED",
-            f"pool {request.pool}: replicas cannot be made and deleted here, so none can be pre-warmed: set the pool's "
+            f"pool {pool.pool}: replicas cannot be made and deleted here, so none can be pre-warmed: set the pool's "
             f"spec.prewarm to false",
         )
 
 
-def _check_exist(request: PoolRequest, world: World, current: Pool | None) -> None:
+def _check_exist(pool: Pool, world: World, current: Pool | None) -> None:
     """Where nothing can be created, a replica is listed, or was when the pool took it up."""
     known = set(world.listed or ()) | {spec.replica for spec in (current.overlay if current is not None else ())}
-    for spec in sorted(request.overlay, key=lambda spec: spec.replica):
+    for spec in pool.overlay:
         if spec.replica not in known:
             gpus = ",".join(str(index) for index in spec.gpu_indices)
             raise refuse(
@@ -220,11 +225,23 @@ def _check_exist(request: PoolRequest, world: World, current: Pool | None) -> No
             )
 
 
-def _check_owners(d: Draft, request: PoolRequest) -> None:
+def _check_held(d: Draft, pool: Pool, current: Pool | None) -> None:
+    """Nothing of the overlay is held for a record that cannot be read, or might be."""
+    had = current.gpus if current is not None else frozenset()
+    for spec in pool.overlay:
+        replica = d.replicas.get(spec.replica)
+        blamed = d.held.spec(spec) or (d.held.replica(replica) if replica is not None else None)
+        if blamed is not None:
+            raise refuse_for(f"pool {pool.pool}: {spec.replica} is held", blamed)
+        if d.held.unknown_gpus is not None and not had.issuperset(spec.gpus):
+            raise refuse_for(f"pool {pool.pool}: GPUs of {spec.replica} may be taken", d.held.unknown_gpus)
+
+
+def _check_owners(d: Draft, pool: Pool) -> None:
     """The overlay's nodes and GPUs exist and are nobody else's; its names are not other replicas'."""
-    others = {gpu: pool.pool for pool in d.pools.values() if pool.pool != request.pool for gpu in pool.gpus}
+    others = {gpu: other.pool for other in d.pools.values() if other.pool != pool.pool for gpu in other.gpus}
     scaled = {gpu: replica.name for replica in d.replicas.values() if replica.spec.group for gpu in replica.spec.gpus}
-    for spec in sorted(request.overlay, key=lambda spec: spec.replica):
+    for spec in pool.overlay:
         node = d.world.nodes.get(spec.node)
         if d.world.nodes and node is None:
             raise refuse("UNKNOWN_NODE", f"{spec.replica}: this cluster has no node {spec.node}")
@@ -235,7 +252,7 @@ def _check_owners(d: Draft, request: PoolRequest) -> None:
             if owner is not None:
                 raise refuse("GPU_TAKEN", f"{spec.replica}: GPU {gpu[0]}/{gpu[1]} belongs to {owner}")
         record = d.replicas.get(spec.replica)
-        if record is not None and (record.spec.group or record.spec.pool not in ("", request.pool)):
+        if record is not None and (record.spec.group or record.spec.pool not in ("", pool.pool)):
             raise refuse(
                 "NAME_TAKEN",
                 f"{spec.replica} exists already in {record.spec.group or record.spec.pool}, not in this pool",
@@ -244,7 +261,7 @@ def _check_owners(d: Draft, request: PoolRequest) -> None:
             raise refuse(
                 "NAME_TAKEN", f"{spec.replica} exists already as a replica of {record.spec.service} on other terms"
             )
-        if record is not None and record.spec.pool != request.pool:
+        if record is not None and record.spec.pool != pool.pool:
             d.keep(replace(record, spec=replace(spec, gpu_type=record.spec.gpu_type)))
 
 

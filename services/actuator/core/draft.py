@@ -10,9 +10,11 @@ from dataclasses import replace
 
 from actuator.core import holds
 from actuator.core.endpoints import endpoints_of, leased
+from actuator.core.held import held
 from actuator.core.ledger import taken_gpus
 from actuator.core.lifecycle import move
 from actuator.core.model import FINISHED, ActionKind, Gateway, Gpu, Limits, Operation, Replica, State
+from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.core.world import Action, Outcome, Sight, World
 from trimtab.words import HoldOwner, LifeCycle, Role
 
@@ -34,6 +36,9 @@ class Draft:
         self.outcomes: dict[str, Outcome] = {}
         # Passive transitions of this step, for logs and metrics.
         self.notes: list[str] = []
+        self.refused = state.refused
+        # What a record that cannot be read keeps from being changed.
+        self.held = held(state, world)
 
     def move(self, replica: Replica, target: LifeCycle, detail: str = "") -> Replica:
         """Moves by the table and keeps the result."""
@@ -86,6 +91,12 @@ class Draft:
             if operation.answers_for(step)
         }
 
+    def held_replicas(self) -> set[str]:
+        """Replicas that are held for a record that cannot be read."""
+        if not self.refused:
+            return set()
+        return {name for name, replica in self.replicas.items() if self.held.replica(replica) is not None}
+
     def next_operation_id(self) -> str:
         """A time-ordered id, unique for this cluster."""
         number = self.meta.operation_counter + 1
@@ -100,9 +111,22 @@ class Draft:
             if replica.routable and replica.spec.service == service and replica.spec.role is role
         )
 
-    def pool_gpus(self) -> frozenset[Gpu]:
-        """GPUs of every pool."""
-        return frozenset(gpu for pool in self.pools.values() for gpu in pool.gpus)
+    def claimed_gpus(self) -> frozenset[Gpu]:
+        """GPUs of every pool, and of what cannot be read."""
+        return frozenset(gpu for pool in self.pools.values() for gpu in pool.gpus) | self.held.gpus.keys()
+
+    def refuse(self, refused: tuple[RefusedRecord, ...]) -> None:
+        """Takes these records, and no others, for ones that cannot be read: what stands in their place goes."""
+        for record in refused:
+            if record.kind is RefusedKind.REPLICA:
+                self.replicas.pop(record.name, None)
+            elif record.kind is RefusedKind.POOL:
+                self.pools.pop(record.name, None)
+            elif record.kind is RefusedKind.OPERATION:
+                self.operations.pop(record.name, None)
+        self.refused = refused
+        seen = replace(self.base, replicas=self.replicas, pools=self.pools, operations=self.operations, refused=refused)
+        self.held = held(seen, self.world)
 
     def commit(self) -> State:
         """The new state, with revisions for what changed."""
@@ -116,6 +140,7 @@ class Draft:
             operations=self.operations,
             gateways=self.gateways,
             meta=self.meta,
+            refused=self.refused,
         )
 
     def _bump_endpoints(self) -> None:
@@ -140,7 +165,7 @@ class Draft:
         self.meta = replace(self.meta, replica_revision=revision)
 
     def _bump_inventory(self) -> None:
-        taken = taken_gpus(self.replicas, self.pool_gpus(), self.world)
+        taken = taken_gpus(self.replicas, self.claimed_gpus(), self.world)
         # `Node.taken` is part of `taken`; its own repr has no stable order.
         nodes = [replace(self.world.nodes[name], taken=frozenset()) for name in sorted(self.world.nodes)]
         text = repr(nodes) + repr(sorted(taken))

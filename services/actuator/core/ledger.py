@@ -126,9 +126,12 @@ def awake_gpus(replicas: Iterable[Replica], world: World) -> dict[Gpu, list[str]
     return users
 
 
-def taken_gpus(replicas: Mapping[str, Replica], pool_gpus: Iterable[Gpu], world: World) -> frozenset[Gpu]:
-    """GPUs that no new scaled replica may get: replicas of any state, pools, and what the backend regards as taken."""
+def taken_gpus(replicas: Mapping[str, Replica], claimed: Iterable[Gpu], world: World) -> frozenset[Gpu]:
+    """GPUs that no new scaled replica may get: of replicas in any state, ``claimed`` ones, what the backend has taken.
+
+    ``claimed`` are GPUs of pools, and of records that cannot be read.
+    """
     taken = {gpu for replica in replicas.values() for gpu in replica.spec.gpus}
-    taken.update(pool_gpus)
+    taken.update(claimed)
     taken.update((node.node, index) for node in world.nodes.values() for index in node.taken)
     return frozenset(taken)

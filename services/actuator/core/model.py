@@ -1,6 +1,6 @@
 """What the actuator knows, as frozen records: replicas, pools, operations, gateways.
 
-Everything here is plain data that is written to the store as it stands. Times are seconds on the store's clock.
+Everything here is plain data; ``actuator.shell.records`` says how it is stored. Times are seconds on the store's clock.
 What is only observed (in-flight counts, health) is in ``actuator.core.world`` and is never stored.
 """
 
@@ -10,7 +10,15 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Self
 
-from trimtab.words import HoldOwner, LifeCycle, Role
+from actuator.core.refused import RefusedRecord
+from trimtab.domain.operation import FINISHED as FINISHED
+from trimtab.domain.operation import OperationKind as OperationKind
+from trimtab.domain.operation import OperationState as OperationState
+from trimtab.domain.operation import StepKind as StepKind
+from trimtab.domain.pool import Floor as Floor
+from trimtab.domain.pool import Gpu as Gpu
+from trimtab.domain.replica import Hold as Hold
+from trimtab.words import LifeCycle, Role
 
 
 class Goal(StrEnum):
@@ -21,42 +29,6 @@ class Goal(StrEnum):
     ABSENT = "absent"
 
 
-class StepKind(StrEnum):
-    """What a step was asked to do."""
-
-    RELEASE = "release"
-    WAKE = "wake"
-    CREATE = "create"
-    DELETE = "delete"
-
-
-class OperationKind(StrEnum):
-    """Which change an operation is."""
-
-    TRANSITION = "transition"
-    CREATE = "create"
-    SCALE_IN = "scale-in"
-    OVERLAY = "overlay"
-    PREWARM = "prewarm"
-
-
-class OperationState(StrEnum):
-    """State of an operation or of one step."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    ROLLING_BACK = "rolling-back"
-    ROLLED_BACK = "rolled-back"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-FINISHED = frozenset(
-    {OperationState.SUCCEEDED, OperationState.ROLLED_BACK, OperationState.FAILED, OperationState.CANCELLED}
-)
-
-
 class ActionKind(StrEnum):
     """What the shell does to the world for the core."""
 
@@ -65,10 +37,6 @@ class ActionKind(StrEnum):
     SLEEP = "sleep"
     WAKE = "wake"
     CANARY = "canary"
-
-
-Gpu = tuple[str, int]
-"""One GPU: (node, index)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +60,6 @@ class Spec:
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs it holds, in order."""
         return tuple((self.node, index) for index in self.gpu_indices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hold:
-    """A reason why a replica is not visible. Only its owner lifts it."""
-
-    owner: HoldOwner
-    reason: str
-    since_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,15 +201,6 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Floor:
-    """The least number of routable replicas that releases leave to a role."""
-
-    service: str
-    role: Role
-    min_replicas: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pool:
     """A pool's last accepted desired state, and how far it has been carried out."""
 
@@ -328,6 +278,8 @@ class State:
     operations: Mapping[str, Operation] = field(default_factory=dict)
     gateways: Mapping[str, Gateway] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
+    # Records of the store that this release cannot read; they stand in none of the above.
+    refused: tuple[RefusedRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,11 @@ _GONE = "the backend does not list it"
 
 def observe(d: Draft) -> None:
     """Brings every record up to what was seen."""
-    claimed = d.claimed()
+    # What is held has somebody to answer for it, too: its record says who, when it can be read again.
+    claimed = d.claimed().keys() | d.held_replicas()
     if d.world.listed is not None:
         for name in sorted(d.world.listed):
-            if name not in d.replicas:
+            if name not in d.replicas and name not in d.held.replicas:
                 _adopt(d, d.world.listed[name])
         for name in sorted(d.replicas):
             _compare_listing(d, d.replicas[name], d.world.listed.get(name), claimed=name in claimed)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from actuator.core.admission_placement import GroupRequest
+from actuator.core.held import held
 from actuator.core.ledger import taken_gpus
 from actuator.core.model import Spec, State
 from actuator.core.world import World
@@ -11,9 +12,9 @@ from trimtab.domain.placement import GroupPlacement
 
 
 def node_columns(state: State, world: World) -> NodeColumns:
-    """Nodes in order of their names; a GPU is free when neither a replica, a pool nor the backend claims it."""
-    pool_gpus = {gpu for pool in state.pools.values() for gpu in pool.gpus}
-    taken = taken_gpus(state.replicas, pool_gpus, world)
+    """Nodes by name; a GPU is free when no replica, pool, backend, or record that cannot be read claims it."""
+    claimed = {gpu for pool in state.pools.values() for gpu in pool.gpus} | held(state, world).gpus.keys()
+    taken = taken_gpus(state.replicas, claimed, world)
     nodes = [world.nodes[name] for name in sorted(world.nodes)]
     return NodeColumns(
         nodes=tuple(node.node for node in nodes),

@@ -41,7 +41,7 @@ def prewarm(d: Draft) -> None:
     """Opens at most one operation in each pool that asks for it and is quiet."""
     for name in sorted(d.pools):
         pool = d.pools[name]
-        if pool.prewarm and _quiet(d, pool) and _rested(d, pool):
+        if pool.prewarm and d.held.subject(name) is None and _quiet(d, pool) and _rested(d, pool):
             found = _choose(d, pool)
             if found is not None:
                 _open(d, pool, *found)

@@ -8,7 +8,18 @@ from dataclasses import replace
 
 from actuator.core.draft import Draft
 from actuator.core.ledger import exited, in_the_way, sharing
-from actuator.core.model import Goal, Operation, OperationKind, OperationState, Pool, Replica, Spec, Step, StepKind
+from actuator.core.model import (
+    Goal,
+    Operation,
+    OperationKind,
+    OperationState,
+    Pool,
+    Replica,
+    Spec,
+    State,
+    Step,
+    StepKind,
+)
 from actuator.core.operations import advance, keep
 from actuator.core.prewarming import holder
 from trimtab.words import HoldOwner, LifeCycle
@@ -186,10 +197,24 @@ def _awake_after(d: Draft, pool: Pool, operation: Operation) -> set[str]:
     return awake
 
 
+def without_lost_operation(state: State, pool: Pool) -> Pool:
+    """The pool, when an operator has removed the record of the operation that it waits for, as after a failed one.
+
+    Neither done nor undone: what is awake now stays so until the next state comes.
+    """
+    settled = pool.settled_revision == pool.state_revision
+    refused = any(record.name == pool.operation_id for record in state.refused)
+    if settled or not pool.operation_id or pool.operation_id in state.operations or refused:
+        return pool
+    found = (state.replicas.get(spec.replica) for spec in pool.overlay)
+    awake = sorted(replica.name for replica in found if replica is not None and _shown(replica))
+    return replace(pool, settled_revision=pool.state_revision, effective_awake=tuple(awake))
+
+
 def start_waiting(d: Draft) -> None:
     """Operations that waited for others reckon their steps once those have ended."""
     for operation in list(d.unfinished()):
-        if not operation.waits_for:
+        if not operation.waits_for or d.held.operation(operation) is not None:
             continue
         others = [d.operations.get(other) for other in operation.waits_for]
         if any(other is not None and not other.finished for other in others):
@@ -215,7 +240,8 @@ def correct(d: Draft) -> None:
     """
     for name in sorted(d.pools):
         pool = d.pools[name]
-        steps = plan_pool(d, pool, _kept_up(pool)) if _brought_up(pool) else []
+        touched = _brought_up(pool) and d.held.subject(name) is None
+        steps = plan_pool(d, pool, _kept_up(pool)) if touched else []
         # Capacity first: what is to be awake comes before what is to sleep.
         for step in sorted(steps, key=lambda step: (step.goal is not Goal.AWAKE, step.replica)):
             if _can_begin(d, step) and _may_correct(d, step.replica):
@@ -223,7 +249,8 @@ def correct(d: Draft) -> None:
     claimed = d.claimed()
     for name in sorted(d.replicas):
         replica = d.replicas[name]
-        if not replica.spec.pool and name not in claimed and _may_correct(d, name):
+        free = not replica.spec.pool and name not in claimed and d.held.replica(replica) is None
+        if free and _may_correct(d, name):
             for step in _scaled_steps(d, replica):
                 _open_correction(d, replica.spec.group or name, step, replica.spec.decision_id)
 

@@ -12,7 +12,8 @@ from actuator.core.model import Gateway, Limits, Operation, OperationState, Stat
 from actuator.core.observe import hear, observe
 from actuator.core.operations import advance, begin_rollback, keep
 from actuator.core.prewarming import prewarm
-from actuator.core.reconcile import conclude_pools, correct, start_waiting
+from actuator.core.reconcile import conclude_pools, correct, start_waiting, without_lost_operation
+from actuator.core.refused import RefusedKind
 from actuator.core.sleeping import restore
 from actuator.core.world import Action, Outcome, World
 from trimtab.words import LifeCycle
@@ -37,7 +38,7 @@ def tick(state: State, world: World, outcomes: Iterable[Outcome], *, now_s: floa
     hear(d, outcomes)
     start_waiting(d)
     for operation in list(d.unfinished()):
-        if not operation.waits_for:
+        if not operation.waits_for and d.held.operation(operation) is None:
             advance(d, operation)
     conclude_pools(d)
     correct(d)
@@ -66,7 +67,7 @@ def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> 
     hidden = {
         name
         for name, replica in d.replicas.items()
-        if replica.life_cycle is LifeCycle.DRAINING and not replica.told_to_sleep
+        if replica.life_cycle is LifeCycle.DRAINING and not replica.told_to_sleep and d.held.replica(replica) is None
     }
     for name in sorted(hidden):
         restore(d, d.replicas[name])
@@ -103,7 +104,29 @@ def resume(state: State, *, now_s: float, limits: Limits) -> State:
         for name, replica in state.replicas.items()
     }
     operations = {name: _unheard(operation) for name, operation in state.operations.items()}
-    return replace(state, meta=meta, gateways=gateways, replicas=replicas, operations=operations)
+    pools = {name: without_lost_operation(state, pool) for name, pool in state.pools.items()}
+    return replace(state, meta=meta, gateways=gateways, replicas=replicas, operations=operations, pools=pools)
+
+
+def take_up(state: State, loaded: State, world: World, *, now_s: float, limits: Limits) -> State:
+    """The state with the refused records that the store holds now, ``loaded``, in place of those it had.
+
+    What has become readable is taken from ``loaded``; what was removed is forgotten, and what cannot be read any more
+    leaves the state. Everything else stays as it is in memory.
+    """
+    d = Draft(state, world, limits, now_s)
+    for record in state.refused:
+        if record.kind is RefusedKind.REPLICA and record.name in loaded.replicas:
+            d.replicas[record.name] = loaded.replicas[record.name]
+        elif record.kind is RefusedKind.POOL and record.name in loaded.pools:
+            d.pools[record.name] = loaded.pools[record.name]
+        elif record.kind is RefusedKind.OPERATION and record.name in loaded.operations:
+            d.operations[record.name] = _unheard(loaded.operations[record.name])
+    d.refuse(loaded.refused)
+    seen = replace(state, replicas=d.replicas, operations=d.operations, refused=d.refused)
+    for name, pool in d.pools.items():
+        d.pools[name] = without_lost_operation(seen, pool)
+    return d.commit()
 
 
 def _unheard(operation: Operation) -> Operation:

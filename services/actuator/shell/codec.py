@@ -1,19 +1,17 @@
 """Between the core's records and the messages of ``trimtab.actuator.v1``; requests are parsed, never trusted."""
 
-from collections.abc import Iterable, Mapping
-
-from google.protobuf.timestamp_pb2 import Timestamp
+from collections.abc import Iterable
 
 from actuator.core.admission_placement import PlacementRequest
 from actuator.core.admission_pool import PoolRequest
-from actuator.core.model import Floor, Gateway, GroupOutcome, Operation, Replica, Spec, Step
+from actuator.core.model import Gateway, GroupOutcome
 from actuator.core.placement_exchange import group_requests
-from actuator.core.world import Sight
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import placement_from_proto
-from trimtab.domain.time import seconds_of, timestamp_of
+from trimtab.domain.pool import desired_from_proto
+from trimtab.domain.time import seconds_of
 from trimtab.rpc.validate import Violations
 from trimtab.words import Role
 
@@ -21,94 +19,7 @@ MAX_OVERLAY = 20_000
 MAX_GPUS_PER_NODE = 64
 MAX_GIVEN_NAME = 512
 
-_ROLES: Mapping[Role, "types_pb2.Role.ValueType"] = {
-    Role.COLOCATED: types_pb2.ROLE_COLOCATED,
-    Role.PREFILL: types_pb2.ROLE_PREFILL,
-    Role.DECODE: types_pb2.ROLE_DECODE,
-    Role.PREFILL_ATTENTION: types_pb2.ROLE_PREFILL_ATTENTION,
-    Role.PREFILL_FFN: types_pb2.ROLE_PREFILL_FFN,
-}
-_ROLE_OF = {value: role for role, value in _ROLES.items()}
-
-
-def _enum_name(prefix: str, value: str) -> str:
-    return prefix + value.upper().replace("-", "_")
-
-
-def timestamp(seconds: float) -> Timestamp | None:
-    """A protobuf time; None for 0, which means never."""
-    return timestamp_of(seconds) if seconds > 0 else None
-
-
-def replica_to_proto(replica: Replica, *, cluster: str, sight: Sight | None) -> pb.Replica:
-    """One record as everybody sees it."""
-    spec = replica.spec
-    message = pb.Replica(
-        replica=replica.name,
-        service=spec.service,
-        role=_ROLES[spec.role],
-        cluster=cluster,
-        model=spec.model,
-        address=replica.address,
-        node=spec.node,
-        gpu_indices=spec.gpu_indices,
-        gpu_type=spec.gpu_type,
-        life_cycle=types_pb2.LifeCycle.Value(_enum_name("LIFE_CYCLE_", replica.life_cycle)),
-        holds=[
-            pb.Hold(
-                owner=types_pb2.HoldOwner.Value(_enum_name("HOLD_OWNER_", hold.owner)),
-                reason=hold.reason,
-                since=timestamp(hold.since_s),
-            )
-            for hold in replica.holds
-        ],
-        routable=replica.routable,
-        pool=spec.pool,
-        deployment_group=spec.group,
-        ready=replica.ready,
-        life_cycle_since=timestamp(replica.since_s),
-        start_time=timestamp(replica.start_time_s),
-        revision=replica.revision,
-        detail=replica.detail,
-        slept_once=replica.slept_once,
-    )
-    if sight is not None and sight.in_flight is not None:
-        message.in_flight = sight.in_flight
-    return message
-
-
-def operation_to_proto(operation: Operation, *, cluster: str) -> pb.Operation:
-    """One operation as everybody sees it."""
-    return pb.Operation(
-        operation_id=operation.operation_id,
-        kind=pb.OperationKind.Value(_enum_name("OPERATION_KIND_", operation.kind)),
-        state=_state(operation.state),
-        decision_id=operation.decision_id,
-        cluster=cluster,
-        subject=operation.subject,
-        steps=[_step_to_proto(step) for step in operation.steps],
-        create_time=timestamp(operation.create_s),
-        update_time=timestamp(operation.update_s),
-        deadline=timestamp(operation.deadline_s),
-        detail=operation.detail,
-    )
-
-
-def _state(state: str) -> "pb.OperationState.ValueType":
-    return pb.OperationState.Value(_enum_name("OPERATION_STATE_", state))
-
-
-def _step_to_proto(step: Step) -> pb.OperationStep:
-    return pb.OperationStep(
-        kind=pb.StepKind.Value(_enum_name("STEP_KIND_", step.kind)),
-        replica=step.replica,
-        state=_state(step.state),
-        phase=step.phase,
-        start_time=timestamp(step.start_s),
-        end_time=timestamp(step.end_s),
-        detail=step.detail,
-        service=step.service,
-    )
+_ROLES = Role.by_number()
 
 
 def outcome_to_proto(outcome: GroupOutcome) -> pb.GroupResult:
@@ -128,39 +39,22 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
         v.require("state_revision", state.state_revision > 0, "must be at least 1")
         v.bounded_string("decision_id", state.decision_id, max_length=128, required=False)
         v.require("overlay", 0 < len(state.overlay) <= MAX_OVERLAY, f"must have 1 to {MAX_OVERLAY} replicas")
-        overlay = tuple(_overlay_spec(v, f"overlay[{i}]", item, state.pool) for i, item in enumerate(state.overlay))
+        for i, item in enumerate(state.overlay):
+            _check_overlay_replica(v, f"overlay[{i}]", item)
         v.require("budget_gpus", state.budget_gpus > 0, "must be at least 1")
         v.finite_number("drain_timeout_s", state.drain_timeout_s, minimum=0, maximum=3600)
         v.finite_number("residence_s", state.residence_s, minimum=0, maximum=86_400)
         v.require("sleep_level", state.sleep_level <= 2, "must be 1 or 2; 0 means 1")
-        floors = []
         for i, floor in enumerate(state.floors):
             with v.below(f"floors[{i}]"):
                 v.identifier("service", floor.service)
-                role = _role(v, "role", floor.role)
-                floors.append(Floor(service=floor.service, role=role, min_replicas=floor.min_replicas))
-        kinds = {(floor.service, floor.role) for floor in floors}
-        v.require("floors", len(kinds) == len(floors), "names a service and role twice")
+                _role(v, "role", floor.role)
+        kinds = {(floor.service, floor.role) for floor in state.floors}
+        v.require("floors", len(kinds) == len(state.floors), "names a service and role twice")
         v.require("awake", len(set(state.awake)) == len(state.awake), "names a replica twice")
     _fencing(v, request.fencing, given=request.HasField("fencing"))
     v.raise_if_any()
-    return PoolRequest(
-        pool=state.pool,
-        state_revision=state.state_revision,
-        overlay=tuple(sorted(overlay, key=lambda spec: spec.replica)),
-        awake=tuple(state.awake),
-        floors=tuple(floors),
-        budget_gpus=state.budget_gpus,
-        decision_id=state.decision_id,
-        replica_revision=state.replica_revision,
-        expire_s=seconds_of(state.expire_time) if state.HasField("expire_time") else None,
-        drain_timeout_s=state.drain_timeout_s,
-        sleep_level=state.sleep_level or 1,
-        prewarm=state.prewarm,
-        residence_s=state.residence_s,
-        writer=request.fencing.writer,
-        token=request.fencing.token,
-    )
+    return PoolRequest(desired=desired_from_proto(state), writer=request.fencing.writer, token=request.fencing.token)
 
 
 def parse_gateway(request: pb.AcknowledgeEndpointsRequest, *, lease_until_s: float, newest_revision: int) -> Gateway:
@@ -185,23 +79,15 @@ def parse_gateway(request: pb.AcknowledgeEndpointsRequest, *, lease_until_s: flo
     )
 
 
-def _overlay_spec(v: Violations, field: str, item: pb.OverlayReplica, pool: str) -> Spec:
+def _check_overlay_replica(v: Violations, field: str, item: pb.OverlayReplica) -> None:
     with v.below(field):
         v.object_name("replica", item.replica)
         v.identifier("service", item.service)
         v.bounded_string("model", item.model)
         v.bounded_string("profile", item.profile, required=False)
         v.object_name("node", item.node)
-        return Spec(
-            replica=item.replica,
-            service=item.service,
-            role=_role(v, "role", item.role),
-            model=item.model,
-            profile=item.profile,
-            node=item.node,
-            gpu_indices=_gpus(v, "gpu_indices", item.gpu_indices),
-            pool=pool,
-        )
+        _role(v, "role", item.role)
+        _gpus(v, "gpu_indices", item.gpu_indices)
 
 
 def parse_placements(request: pb.ApplyPlacementsRequest, *, cluster: str) -> PlacementRequest:
@@ -256,7 +142,7 @@ def _check_group(v: Violations, field: str, group: scheduler_pb2.GroupPlacement,
 
 def _role(v: Violations, field: str, value: int) -> Role:
     v.enum_set(field, value, types_pb2.Role)
-    return _ROLE_OF.get(value, Role.COLOCATED)  # type: ignore[call-overload, no-any-return]
+    return _ROLES.get(value, Role.COLOCATED)
 
 
 def _gpus(v: Violations, field: str, indices: Iterable[int]) -> tuple[int, ...]:

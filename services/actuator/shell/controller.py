@@ -1,8 +1,9 @@
 """The one writer of the actuator's state: lease, store, ticks, and what the watchers are told.
 
-Three modes. *Standing by*: another actuator holds the lease; nothing is served or written. *Active*: every change is
+Four modes. *Standing by*: another actuator holds the lease; nothing is served or written. *Active*: every change is
 computed by the core, stored with the lease's token, then published, then acted on. *Fail static*: the store is away;
-the last endpoints are served, nothing is acted on, what a release had hidden comes back.
+the last endpoints are served, nothing is acted on, what a release had hidden comes back. *Held*: the cluster's
+metadata cannot be read; nothing is served, written or acted on until it can, since revisions might fall.
 
 What gateways are shown, and what they say, goes through a ``Routing``.
 """
@@ -16,14 +17,17 @@ from typing import TypeVar
 import structlog
 
 from actuator.core.endpoints import leased
+from actuator.core.held import refuse_for
 from actuator.core.model import ActionKind, Limits, State
-from actuator.core.tick import UNKNOWN_GATEWAY, Tick, due_s, fail_static, resume, tick
+from actuator.core.refused import RefusedKind, RefusedRecord
+from actuator.core.tick import UNKNOWN_GATEWAY, Tick, due_s, fail_static, resume, take_up, tick
 from actuator.core.world import Action, Outcome, World
 from actuator.shell.executor import Executor
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.observer import Observer
 from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
+from actuator.shell.refusals import error_of
 from actuator.shell.routing import Routing
 from trimtab.rpc.errors import Unavailable
 from trimtab.store.errors import FencedOff, StoreUnavailable
@@ -34,6 +38,9 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+_READ_AGAIN_S = 10.0
+"""So often refused records are read again."""
+
 
 class Mode(StrEnum):
     """What this process may do."""
@@ -41,6 +48,7 @@ class Mode(StrEnum):
     STANDING_BY = "standing by"
     ACTIVE = "active"
     FAIL_STATIC = "fail static"
+    HELD = "held"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,8 @@ class Controller:
         self._look_again = False
         # Under which this process has written, or may have.
         self._own_tokens: set[int] = set()
+        self._told_refused: set[RefusedRecord] = set()
+        self._read_again_s = 0.0
         # The first step after a take-over decides what there is to show; until then nobody is shown an empty cluster.
         self._opened = False
 
@@ -82,12 +92,12 @@ class Controller:
     @property
     def serving(self) -> bool:
         """Whether this process speaks for the cluster."""
-        return self._opened and self._mode is not Mode.STANDING_BY
+        return self._opened and self._mode not in (Mode.STANDING_BY, Mode.HELD)
 
     @property
     def state(self) -> State:
-        """The state; raises ``Unavailable`` while another process speaks for the cluster."""
-        self._require_serving()
+        """The state; raises ``Unavailable`` while another process speaks for the cluster, or nobody can."""
+        self.require_serving()
         return self._state
 
     def world(self) -> World:
@@ -112,7 +122,7 @@ class Controller:
 
     async def _change(self, function: Callable[[State, World, float], tuple[State, T]]) -> T:
         async with self._lock:
-            self._require_serving()
+            self.require_serving()
             if self._mode is not Mode.ACTIVE or self._parts.lease.token is None:
                 raise Unavailable("STORE_UNAVAILABLE", "the store is away: nothing is changed until it is back")
             new, result = function(self._with_gateways(), self.world(), self._parts.now_s())
@@ -201,6 +211,8 @@ class Controller:
         elif self._mode is Mode.ACTIVE and token is None:
             self._enter(Mode.FAIL_STATIC)
         if self._mode is Mode.ACTIVE:
+            await self._read_refused_again()
+        if self._mode is Mode.ACTIVE:
             await self._tick()
         elif self._mode is Mode.FAIL_STATIC:
             self._outcomes.clear()
@@ -240,23 +252,92 @@ class Controller:
 
     async def _take_over(self, token: int) -> None:
         try:
-            last = await self._parts.records.last_token()
-            memory_is_newest = self._mode is Mode.FAIL_STATIC and (last is None or last in self._own_tokens)
             loaded = await self._parts.records.load()
         except StoreUnavailable as error:
             log.warning("the records cannot be read yet", error=str(error))
             return
+        if any(record.kind is RefusedKind.META for record in loaded.state.refused):
+            self._hold_cluster(loaded.state)
+            return
+        last = loaded.last_token
+        memory_is_newest = self._mode is Mode.FAIL_STATIC and (last is None or last in self._own_tokens)
         now_s = self._parts.now_s()
-        self._stored = loaded
-        if not memory_is_newest:
-            self._state = resume(loaded, now_s=now_s, limits=self._parts.limits)
+        if memory_is_newest:
+            if not await self._take_up(loaded.state):
+                return
+        else:
+            self._stored = loaded.state
+            self._state = resume(loaded.state, now_s=now_s, limits=self._parts.limits)
             self._parts.routing.remember(self._state.gateways)
             self._outcomes.clear()
             self._opened = False
+        self._tell_refused(self._state.refused)
+        self._read_again_s = now_s + _READ_AGAIN_S
         log.info(
             "writing for the cluster", token=token, kept_memory=memory_is_newest, replicas=len(self._state.replicas)
         )
         self._enter(Mode.ACTIVE)
+
+    async def _read_refused_again(self) -> None:
+        """Takes up what has become readable, or was removed, of the records that were refused."""
+        now_s = self._parts.now_s()
+        if not self._state.refused or now_s < self._read_again_s:
+            return
+        self._read_again_s = now_s + _READ_AGAIN_S
+        try:
+            loaded = await self._parts.records.load()
+        except StoreUnavailable as error:
+            log.warning("the store is away: nothing is acted on", error=str(error))
+            self._enter(Mode.FAIL_STATIC)
+            return
+        if any(record.kind is RefusedKind.META for record in loaded.state.refused):
+            self._hold_cluster(loaded.state)
+        elif await self._take_up(loaded.state):
+            self._tell_refused(self._state.refused)
+
+    async def _take_up(self, loaded: State) -> bool:
+        """Goes on from memory with the refused records that the store has now; False when that cannot be stored."""
+        self._stored = loaded
+        if self._state.refused == loaded.refused:
+            return True
+        now_s, limits = self._parts.now_s(), self._parts.limits
+        new = take_up(self._with_gateways(), loaded, self.world(), now_s=now_s, limits=limits)
+        try:
+            await self._store(new)
+        except StoreUnavailable as error:
+            log.warning("the store is away: nothing is acted on", error=str(error))
+            self._enter(Mode.FAIL_STATIC)
+            return False
+        except FencedOff as error:
+            self._fenced_off(error)
+            return False
+        self._publish(new)
+        return True
+
+    def _hold_cluster(self, loaded: State) -> None:
+        """Serves nothing and writes nothing on such records; the next step reads them again."""
+        if self._mode is not Mode.HELD:
+            self._leave()
+            self._enter(Mode.HELD)
+        self._state = loaded
+        self._tell_refused(loaded.refused)
+
+    def _tell_refused(self, refused: tuple[RefusedRecord, ...]) -> None:
+        """Logs each record once, and again when it has become another one."""
+        for record in refused:
+            if record not in self._told_refused:
+                log.error(
+                    "a stored record is refused, its subject is held",
+                    kind=record.kind.value,
+                    name=record.name,
+                    reason=record.reason,
+                    why=record.why,
+                    remedy=record.remedy,
+                )
+        for record in sorted(self._told_refused - set(refused), key=lambda record: record.why):
+            log.info("a record that was refused is read again, or gone", kind=record.kind.value, name=record.name)
+        self._told_refused = set(refused)
+        self._parts.metrics.show_refused(refused)
 
     async def _store(self, new: State) -> None:
         token = self._parts.lease.token
@@ -322,7 +403,12 @@ class Controller:
         self._parts.routing.close()
         self._parts.routing.remember({})
         self._state = self._stored = State()
+        self._told_refused = set()
+        self._parts.metrics.show_refused(())
 
-    def _require_serving(self) -> None:
+    def require_serving(self) -> None:
+        """Raises ``Unavailable`` with the reason unless this process speaks for the cluster."""
+        if self._mode is Mode.HELD:
+            raise error_of(refuse_for("the cluster is held", self._state.refused[0]))
         if not self.serving:
             raise Unavailable("STANDING_BY", "another actuator speaks for this cluster, or this one is starting")

@@ -1,11 +1,13 @@
 """The actuator's own series on /metrics."""
 
 from collections import Counter as Count
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from actuator.core.ledger import awake_gpus
 from actuator.core.model import OperationKind, OperationState, State, StepKind
+from actuator.core.refused import RefusedRecord
 from actuator.core.world import World
 from trimtab.words import LifeCycle
 
@@ -49,6 +51,12 @@ class ActuatorMetrics:
         self.refused = Counter(
             "trimtab_actuator_refused", "Writes that were refused, by reason", ["reason"], registry=registry
         )
+        self._refused_records = Gauge(
+            "trimtab_actuator_refused_records",
+            "Records that cannot be read; what they are about is held",
+            ["kind", "reason"],
+            registry=registry,
+        )
         self._double = Gauge(
             "trimtab_actuator_gpus_with_two_awake",
             "GPUs with more than one awake replica; must be 0",
@@ -80,6 +88,12 @@ class ActuatorMetrics:
         self._double.set(sum(1 for names in users.values() if len(names) > 1))
         self._endpoint_revision.set(state.meta.endpoint_revision)
         self._gateways.set(leased_gateways)
+
+    def show_refused(self, refused: Iterable[RefusedRecord]) -> None:
+        """Shows how many records are refused."""
+        self._refused_records.clear()
+        for (kind, reason), count in Count((record.kind.value, record.reason) for record in refused).items():
+            self._refused_records.labels(kind, reason).set(count)
 
     def count(self, old: State, new: State) -> None:
         """Counts operations and steps that ended between two states."""

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from actuator.core.model import Replica, State
+from actuator.core.listing import listed_operation, listed_replica
+from actuator.core.model import Operation, Replica, State
 from actuator.core.world import Sight
-from actuator.shell.codec import operation_to_proto, replica_to_proto
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.domain.operation import operation_to_proto
+from trimtab.domain.replica import replica_to_proto
 from trimtab.rpc.errors import Unavailable
 from trimtab.rpc.watch import WatchHub
 
@@ -59,7 +61,7 @@ class Publisher:
                 self._hubs.replicas.publish(pb.WatchReplicasResponse(changed=self.replica(new.replicas[name])))
         for operation_id in sorted(new.operations):
             if new.operations[operation_id] != old.operations.get(operation_id):
-                message = operation_to_proto(new.operations[operation_id], cluster=self._cluster)
+                message = self.operation(new.operations[operation_id])
                 self._hubs.operations.publish(pb.WatchOperationsResponse(operation=message))
 
     def watch_replicas(self) -> AsyncIterator[pb.WatchReplicasResponse]:
@@ -72,7 +74,13 @@ class Publisher:
 
     def replica(self, replica: Replica) -> pb.Replica:
         """One record with its newest in-flight count."""
-        return replica_to_proto(replica, cluster=self._cluster, sight=self._sight(replica.name))
+        sight = self._sight(replica.name)
+        in_flight = sight.in_flight if sight is not None else None
+        return replica_to_proto(listed_replica(replica, cluster=self._cluster, in_flight=in_flight))
+
+    def operation(self, operation: Operation) -> pb.Operation:
+        """One operation as it is listed."""
+        return operation_to_proto(listed_operation(operation, cluster=self._cluster))
 
     def replica_snapshot(self) -> Iterable[pb.WatchReplicasResponse]:
         """All replicas at the newest revision."""
@@ -92,7 +100,7 @@ class Publisher:
         ordered = sorted(self._state.operations.values(), key=lambda o: (o.create_s, o.operation_id))
         recent = {o.operation_id for o in [o for o in ordered if o.finished][-_RECENT_OPERATIONS:]}
         shown = [o for o in ordered if not o.finished or o.operation_id in recent]
-        messages = [operation_to_proto(operation, cluster=self._cluster) for operation in shown]
+        messages = [self.operation(operation) for operation in shown]
         return [pb.WatchOperationsResponse(snapshot=pb.OperationSnapshot(operations=messages))]
 
     def operation_bookmark(self) -> pb.WatchOperationsResponse:

@@ -7,6 +7,7 @@ from actuator.core.admission_placement import apply_placements
 from actuator.core.admission_pool import apply_pool_state
 from actuator.core.cancelling import cancel_operation
 from actuator.core.fencing import Refused
+from actuator.core.held import held, refuse_for, refused_operation
 from actuator.core.model import Limits, Operation, State
 from actuator.core.placement_exchange import node_columns
 from actuator.core.world import World
@@ -14,11 +15,12 @@ from actuator.shell import codec
 from actuator.shell.controller import Controller
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
+from actuator.shell.refusals import error_of, refused_to_proto
 from actuator.shell.routing import StreamRouting
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.domain.inventory import columns_to_proto
-from trimtab.rpc.errors import FailedPrecondition, NotFound, Unavailable
+from trimtab.rpc.errors import NotFound, Unavailable
 from trimtab.rpc.validate import Violations
 
 _Context = Any
@@ -29,7 +31,7 @@ MAX_PAGE_SIZE = 10_000
 
 
 class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
-    """All methods. A write that the core refuses becomes FAILED_PRECONDITION with its reason."""
+    """All methods. A write that the core refuses becomes FAILED_PRECONDITION with its reason, or UNAVAILABLE (held)."""
 
     def __init__(
         self,
@@ -75,20 +77,26 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             next_page_token=page[-1] if len(names) > size else "",
             cluster=self._cluster,
             fixed=not self._can_create,
+            refused=[refused_to_proto(record) for record in state.refused],
         )
 
     async def WatchReplicas(
         self, request: pb.WatchReplicasRequest, context: _Context
     ) -> AsyncIterator[pb.WatchReplicasResponse]:
         """Snapshot, changes, bookmarks."""
+        self._controller.require_serving()
         async for message in self._publisher.watch_replicas():
             yield message
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: _Context) -> pb.ListNodesResponse:
-        """Packed columns of what new scaled replicas may take."""
-        state = self._controller.state
+        """Packed columns of what new scaled replicas may take. UNAVAILABLE while that is not known."""
+        state, world = self._controller.state, self._controller.world()
+        blocked = held(state, world)
+        blamed = blocked.everything or blocked.unknown_gpus
+        if blamed is not None:
+            raise error_of(refuse_for("GPUs may be taken that are not known", blamed))
         return pb.ListNodesResponse(
-            nodes=columns_to_proto(node_columns(state, self._controller.world())),
+            nodes=columns_to_proto(node_columns(state, world)),
             cluster=self._cluster,
             inventory_revision=state.meta.inventory_revision,
         )
@@ -118,7 +126,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             )
             operation = None
             if answer.operation is not None:
-                operation = codec.operation_to_proto(answer.operation, cluster=self._cluster)
+                operation = self._publisher.operation(answer.operation)
             return answer.state, pb.ApplyPoolStateResponse(state_revision=answer.state_revision, operation=operation)
 
         return await self._change(apply)
@@ -128,10 +136,14 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         v = Violations()
         v.bounded_string("operation_id", request.operation_id, max_length=128)
         v.raise_if_any()
-        operation = self._controller.state.operations.get(request.operation_id)
+        state = self._controller.state
+        operation = state.operations.get(request.operation_id)
+        refused = refused_operation(state, request.operation_id)
+        if refused is not None:
+            raise error_of(refuse_for(f"operation {request.operation_id} cannot be read", refused))
         if operation is None:
             raise NotFound("NOT_FOUND", f"no operation {request.operation_id!r}")
-        return pb.GetOperationResponse(operation=codec.operation_to_proto(operation, cluster=self._cluster))
+        return pb.GetOperationResponse(operation=self._publisher.operation(operation))
 
     async def ListOperations(self, request: pb.ListOperationsRequest, context: _Context) -> pb.ListOperationsResponse:
         """Newest first. The page token is the place of the last one, which may be forgotten meanwhile."""
@@ -152,7 +164,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         ]
         page = shown[:size]
         return pb.ListOperationsResponse(
-            operations=[codec.operation_to_proto(operation, cluster=self._cluster) for operation in page],
+            operations=[self._publisher.operation(operation) for operation in page],
             next_page_token=_place(page[-1]) if len(shown) > size else "",
         )
 
@@ -160,6 +172,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         self, request: pb.WatchOperationsRequest, context: _Context
     ) -> AsyncIterator[pb.WatchOperationsResponse]:
         """Snapshot, changes, bookmarks."""
+        self._controller.require_serving()
         async for message in self._publisher.watch_operations():
             yield message
 
@@ -176,7 +189,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             new, operation = cancel_operation(
                 state, request.operation_id, request.reason, world, now_s=now_s, limits=self._limits
             )
-            message = codec.operation_to_proto(operation, cluster=self._cluster)
+            message = self._publisher.operation(operation)
             return new, pb.CancelOperationResponse(operation=message)
 
         return await self._change(cancel)
@@ -186,6 +199,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
     ) -> AsyncIterator[pb.WatchEndpointsResponse]:
         """Whole sets. Watching starts the gateway's lease; acknowledging renews it."""
         name = _gateway_name(request.gateway)
+        self._controller.require_serving()
         async for message in self._routing.watch(name, lease_until_s=self._now_s() + self._limits.gateway_lease_s):
             yield message
 
@@ -204,9 +218,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
             return await self._controller.change(function)
         except Refused as error:
             self._metrics.refused.labels(error.reason).inc()
-            if error.reason == "NOT_FOUND":
-                raise NotFound(error.reason, error.message) from error
-            raise FailedPrecondition(error.reason, error.message, error.detail) from error
+            raise error_of(error) from error
 
 
 def _gateway_name(name: str) -> str:

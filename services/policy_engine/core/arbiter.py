@@ -10,8 +10,8 @@
 - *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it; with `allocation: level`, while everybody
   is well, also a move that spreads the pool's room by what usually arrives, or else one that makes requests quicker.
 
-The loops exclude each other: a rescue that found a source is the tick's transition. One that nothing could serve is
-not pending and does not keep the slow loop waiting.
+The loops exclude each other: a rescue that found a source is the tick's transition. One that nothing could serve does
+not keep the slow loop waiting, unless the pool's rules say so (`rebalance_waits`, as TRE has it).
 """
 
 from __future__ import annotations
@@ -23,23 +23,15 @@ from policy_engine.core.arena import Arena
 from policy_engine.core.balance_rules import GiveIdleGpus, LevelByLatency, LevelByLoad, Rebalance
 from policy_engine.core.considered import Considered, candidates_of, clamps_of
 from policy_engine.core.draft import Transition
-from policy_engine.core.rescue_rules import (
-    BELOW_FLOOR,
-    CRITICAL,
-    HARD_GUARD,
-    LOST_CAPACITY,
-    OVERLOAD,
-    LowerToCeiling,
-    Rescue,
-)
+from policy_engine.core.rescue_rules import BREACHED, IN_NEED, SHORT_OF_FLOOR, LowerToCeiling
 from policy_engine.core.vocabulary import Candidate, Clamp, MemberKey, Rule
 
 RULES: tuple[ArbiterRule, ...] = (
     LowerToCeiling(),
-    Rescue(name="hard-guard", causes=(HARD_GUARD,)),
-    Rescue(name="floor", causes=(BELOW_FLOOR,)),
+    BREACHED,
+    SHORT_OF_FLOOR,
     LevelByLoad(name="load-now", steady=False),
-    Rescue(name="pressed", causes=(CRITICAL, LOST_CAPACITY, OVERLOAD), patient=True),
+    IN_NEED,
     GiveIdleGpus(),
     Rebalance(),
     LevelByLoad(name="load-steady", steady=True),

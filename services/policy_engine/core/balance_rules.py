@@ -12,6 +12,7 @@ from policy_engine.core.considered import Considered
 from policy_engine.core.donors import HEALTHY_Z, Terms
 from policy_engine.core.latency import quicker
 from policy_engine.core.receivers import left_out, must_wait, rho_limit, unseen, z_threshold
+from policy_engine.core.rescue_rules import waits_for_rescue
 from policy_engine.core.resolve import below_target, more_below_target
 from policy_engine.core.sources import order, source
 from policy_engine.core.vocabulary import Rule
@@ -39,7 +40,7 @@ class LevelByLoad(Receiving):
     def applies(self, arena: Arena, due: Due) -> bool:
         """By the pool's allocation, in its loop."""
         if self.steady:
-            return due.slow and arena.rules.allocation == "level"
+            return due.slow and arena.rules.allocation == "level" and not waits_for_rescue(arena)
         return due.fast and arena.rules.allocation == "load"
 
     def propose(self, arena: Arena, due: Due) -> Proposal:
@@ -100,8 +101,7 @@ class Rebalance(Receiving):
 
     def applies(self, arena: Arena, due: Due) -> bool:
         """In the slow loop."""
-        del arena
-        return due.slow
+        return due.slow and not waits_for_rescue(arena)
 
     def propose(self, arena: Arena, due: Due) -> Proposal:
         """One replica for the most pressed member that can get one."""
@@ -141,7 +141,7 @@ class LevelByLatency(Receiving):
 
     def applies(self, arena: Arena, due: Due) -> bool:
         """In the slow loop of a pool with `allocation: level`."""
-        return due.slow and arena.rules.allocation == "level"
+        return due.slow and arena.rules.allocation == "level" and not waits_for_rescue(arena)
 
     def propose(self, arena: Arena, due: Due) -> Proposal:
         """The move with the greatest gain."""

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from policy_engine.core.desired import awake_in_cluster
 from policy_engine.core.draft import CountChange, Draft
-from policy_engine.core.overlay import OverlayReplica, Resident, adopt_awake, first_awake, make_overlay, member_key
+from policy_engine.core.overlay import (
+    OverlayReplica,
+    Resident,
+    adopt_awake,
+    first_awake,
+    make_overlay,
+    member_key,
+    renamed,
+)
 from policy_engine.core.vocabulary import DecisionKind, Rule
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.pool import DesiredPool
+from trimtab.domain.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,23 @@ class Birth:
     overlay: tuple[OverlayReplica, ...]
     awake: tuple[str, ...]
     draft: Draft
+
+
+def birth_input(
+    pool: Pool,
+    policies: tuple[ServicePolicy, ...],
+    desired: DesiredPool | None,
+    replicas: Iterable[Replica],
+    overlay: tuple[OverlayReplica, ...],
+    residents: tuple[Resident, ...],
+) -> BirthInput:
+    """The input for a pool whose resources ask for `overlay`: a pool that is `desired` already, or a new one.
+
+    `replicas` are what the cluster's actuator lists; of a new pool those that are awake stay so.
+    """
+    known = desired.overlay if desired is not None else ()
+    awake = desired.awake if desired is not None else awake_in_cluster(replicas, pool.name)
+    return BirthInput(pool, policies, known, renamed(known, overlay, awake), residents)
 
 
 def lay_out(given: BirthInput) -> Birth:

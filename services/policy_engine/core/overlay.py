@@ -12,29 +12,11 @@ from dataclasses import dataclass
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember
+from trimtab.domain.pool import Gpu as Gpu
+from trimtab.domain.pool import OverlayReplica as OverlayReplica
 from trimtab.words import Role
 
-Gpu = tuple[str, int]
-"""A GPU: its node's name and its index there."""
-
 MAX_NAME_LENGTH = 253
-
-
-@dataclass(frozen=True, slots=True)
-class OverlayReplica:
-    """One replica that the pool may wake, and the GPUs that it needs for itself while awake."""
-
-    replica: str
-    member: MemberKey
-    model: str
-    profile: str
-    node: str
-    gpu_indices: tuple[int, ...]
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Its GPUs by name."""
-        return tuple((self.node, index) for index in self.gpu_indices)
 
 
 @dataclass(frozen=True, slots=True)

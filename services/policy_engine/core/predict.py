@@ -1,6 +1,6 @@
 """What Z will be once a member has more or fewer replicas.
 
-Three ways, by the pool's rule. `power`: Z · (n'/n)^1.5, super-linear since those that stay also queue more.
+By the pool's rule. `none`: the Z of now. `power`: Z · (n'/n)^1.5, super-linear since those that stay also queue more.
 `elasticity`: the same with an exponent learnt from what the member's own transfers did to its Z. `capacity`: a replica
 under load ρ serves each request at a speed of about `1 − c·ρ` of an idle one's, where `c = 1 − base TPOT / TPOT target`
 (processor sharing, with the target reached at ρ = 1); work stays, so ρ' = ρ·n/n'. Far from saturation that changes
@@ -83,7 +83,9 @@ def z_after(
     exponent: float,
     lost_at_capacity: float,
 ) -> float:
-    """Z after a change, by the pool's rule."""
+    """Z after a change, by the pool's rule; 0 without a replica."""
+    if rules.prediction == "none":
+        return z if after > 0 else 0.0
     if rules.prediction == "capacity" and load is not None and after > 0:
         predicted = capacity_z(z, load, after=after, lost_at_capacity=lost_at_capacity)
         if predicted is not None:

@@ -98,6 +98,10 @@ class Rescue(Receiving):
             unserved.append(need)
         return Proposal(considered=tuple(considered), unserved=tuple(unserved))
 
+    def pending(self, arena: Arena) -> bool:
+        """Whether some member is in need, whatever can serve it."""
+        return any(self._cause(arena, member)[0] is not None for member in arena.members)
+
     def _cause(self, arena: Arena, member: MemberState) -> tuple[tuple[Cause, Need] | None, tuple[Considered, ...]]:
         """The cause that counts, with the need, and what kept others from counting."""
         if self.patient:
@@ -176,3 +180,12 @@ CRITICAL = Cause(
 )
 LOST_CAPACITY = Cause(rule=Rule.RESCUE_LOST_CAPACITY, why=_lost, terms=release_terms, more=_more_by_load)
 OVERLOAD = Cause(rule=Rule.RESCUE_LOAD, why=_overloaded, terms=release_terms, more=_more_by_load)
+
+BREACHED = Rescue(name="hard-guard", causes=(HARD_GUARD,))
+SHORT_OF_FLOOR = Rescue(name="floor", causes=(BELOW_FLOOR,))
+IN_NEED = Rescue(name="pressed", causes=(CRITICAL, LOST_CAPACITY, OVERLOAD), patient=True)
+
+
+def waits_for_rescue(arena: Arena) -> bool:
+    """Whether the slow loop takes from no donor now: by the pool's rules, while a rescue is pending (TRE, IV-B)."""
+    return arena.rules.rebalance_waits and any(rule.pending(arena) for rule in (BREACHED, SHORT_OF_FLOOR, IN_NEED))

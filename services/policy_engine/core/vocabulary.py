@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trimtab.words import Role
+from trimtab.domain.member import MemberKey as MemberKey
 
 
 class DecisionKind(StrEnum):
@@ -80,17 +80,6 @@ class Clamp:
     before: float
     after: float
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class MemberKey:
-    """A role of a service: what lives in a pool, and has a Z of its own."""
-
-    service: str
-    role: Role
-
-    def __str__(self) -> str:
-        return self.service if self.role == Role.COLOCATED else f"{self.service}/{self.role.value}"
 
 
 @dataclass(frozen=True, slots=True)

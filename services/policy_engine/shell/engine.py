@@ -222,16 +222,15 @@ class Engine:
 
     async def look(self, snapshot: Snapshot, token: int | None) -> Turn:
         """Everything that a turn looks at."""
-        routable: dict[tuple[str, int], list[str]] = {}
+        routable: dict[MemberKey, list[str]] = {}
         for link in self.fleet.links.values():
             for replica in link.replicas.values():
                 if replica.routable:
-                    routable.setdefault((replica.service, replica.role), []).append(replica.replica)
-        wanted = {
-            MemberKey(policy.name, spec.role): routable.get((policy.name, spec.role.number), [])
-            for policy in snapshot.policies.values()
-            for spec in policy.spec.roles
-        }
+                    routable.setdefault(MemberKey(replica.service, replica.role), []).append(replica.replica)
+        members = [
+            MemberKey(policy.name, spec.role) for policy in snapshot.policies.values() for spec in policy.spec.roles
+        ]
+        wanted = {key: routable.get(key, []) for key in members}
         observed = await observe(self.store, wanted)
         return Turn(now_s=self.clock.now_s(), token=token, snapshot=snapshot, observed=observed)
 

@@ -9,13 +9,13 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.crossrules import check_policy
 from policy_engine.core.decision import CoreInput, RecordHeader
+from policy_engine.core.desired import residents
 from policy_engine.core.draft import Draft
 from policy_engine.core.overlay import OverlayError
 from policy_engine.core.pool import decide_pool
 from policy_engine.core.scaled import ScaledInput, decide_scaled
 from policy_engine.shell.catalog import POLICIES, Snapshot
 from policy_engine.shell.engine import Engine
-from policy_engine.shell.poolstate import residents
 from policy_engine.shell.replay import record_of
 from policy_engine.shell.turn import Turn
 from trimtab.api.policy.v1 import policy_pb2
@@ -106,13 +106,12 @@ def _pool(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
     policies = turn.snapshot.members_of(pool)
     desired = engine.memory.desired.get(name)
     if desired is None:
-        link = engine.fleet.links.get(pool.spec.cluster)
-        birth = BirthInput(pool, policies, residents=residents(link, pool, ()))
+        birth = BirthInput(pool, policies, residents=residents(engine.pools.replicas(pool), pool, ()))
         try:
             return _answer(lay_out(birth).draft, birth, turn, "")
         except OverlayError as error:
             return policy_pb2.EvaluateResponse(reason=str(error))
-    given = engine.pools.gather(pool, policies, turn, engine.memory, desired, engine.pools.unreachable(pool))
+    given = engine.pools.gather(pool, policies, turn, engine.memory, engine.pools.unreachable(pool))
     given = replace(given, state=replace(given.state, fast_at_s=None, slow_at_s=None, notes=(), unserved=()))
     result = decide_pool(given)
     return _answer(result.draft, given, turn, result.holding or "no member needs what another could give")

@@ -6,27 +6,22 @@ An actuator that is silent is lost: its last picture is kept to show, and its se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 
 import grpc
 import structlog
 
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
+from trimtab.domain.operation import Operation, operation_from_proto
+from trimtab.domain.replica import Replica, replica_from_proto
 from trimtab.rpc.clients import ClientTls, channel
 from trimtab.rpc.errors import describe
 from trimtab.rpc.watch import follow
 
 log = structlog.get_logger(__name__)
 
-FINISHED = frozenset(
-    {
-        actuator_pb2.OPERATION_STATE_SUCCEEDED,
-        actuator_pb2.OPERATION_STATE_ROLLED_BACK,
-        actuator_pb2.OPERATION_STATE_FAILED,
-        actuator_pb2.OPERATION_STATE_CANCELLED,
-    }
-)
 MAX_OPERATIONS = 512
+CALL_TIMEOUT_S = 3.0
 # A decision does not wait longer for counts that only choose between plans.
 COUNT_TIMEOUT_S = 1.0
 
@@ -42,8 +37,8 @@ class ActuatorLink:
     ) -> None:
         self.cluster = cluster
         self.address = address
-        self.replicas: dict[str, actuator_pb2.Replica] = {}
-        self.operations: dict[str, actuator_pb2.Operation] = {}
+        self.replicas: dict[str, Replica] = {}
+        self.operations: dict[str, Operation] = {}
         self.revision = 0
         self.generation = 0
         self.reachable = False
@@ -76,11 +71,6 @@ class ActuatorLink:
         finally:
             await self._channel.close()
 
-    def unfinished_of(self, subject: str) -> list[actuator_pb2.Operation]:
-        """Operations under way on a pool, by id."""
-        found = [item for item in self.operations.values() if item.subject == subject and item.state not in FINISHED]
-        return sorted(found, key=lambda operation: operation.operation_id)
-
     async def in_flight(self, pool: str) -> dict[str, int | None]:
         """Requests in each of the pool's servers, as the actuator last saw them; empty when it does not answer.
 
@@ -101,18 +91,26 @@ class ActuatorLink:
             log.warning("requests in flight are those last told", pool=pool, error=describe(error))
             return {}
 
-    def take_operation(self, operation: actuator_pb2.Operation) -> None:
-        """An operation as an answer or a watch told it; an older word never replaces a newer one."""
+    async def list_replicas(self, pool: str) -> list[Replica]:
+        """The pool's replicas as the actuator lists them now. Raises AioRpcError."""
+        request = actuator_pb2.ListReplicasRequest(pool=pool, page_size=1000)
+        answer = await self.stub.ListReplicas(request, timeout=CALL_TIMEOUT_S)
+        return _replicas(answer.replicas)
+
+    def take_operation(self, message: actuator_pb2.Operation) -> Operation:
+        """An operation as an answer or a watch brought it; an older one never replaces one that has ended."""
+        operation = operation_from_proto(message)
         known = self.operations.get(operation.operation_id)
-        if known is not None and known.state in FINISHED and operation.state not in FINISHED:
-            return
+        if known is not None and known.finished and not operation.finished:
+            return known
         self.operations[operation.operation_id] = operation
-        if operation.state in FINISHED and (known is None or known.state not in FINISHED):
+        if operation.finished and (known is None or not known.finished):
             self._on_news()
         if len(self.operations) > MAX_OPERATIONS:
-            done = sorted(name for name, item in self.operations.items() if item.state in FINISHED)
+            done = sorted(name for name, item in self.operations.items() if item.finished)
             for name in done[: len(self.operations) - MAX_OPERATIONS]:
                 del self.operations[name]
+        return operation
 
     def _open_replicas(self) -> AsyncIterable[actuator_pb2.WatchReplicasResponse]:
         return self.stub.WatchReplicas(actuator_pb2.WatchReplicasRequest())
@@ -127,7 +125,8 @@ class ActuatorLink:
         elif self.generation == 0:
             return  # nothing counts before a snapshot of the right cluster
         elif event == "changed":
-            self.replicas[message.changed.replica] = message.changed
+            self.replicas.pop(message.changed.replica, None)
+            self.replicas.update({item.replica: item for item in _replicas([message.changed])})
             self.revision = max(self.revision, message.changed.revision)
         elif event == "removed":
             self.replicas.pop(message.removed.replica, None)
@@ -143,7 +142,7 @@ class ActuatorLink:
             self.detail = f"{self.address} is the actuator of cluster {snapshot.cluster}, not {self.cluster}"
             log.error("wrong cluster", expected=self.cluster, found=snapshot.cluster, address=self.address)
             return
-        self.replicas = {item.replica: item for item in snapshot.replicas}
+        self.replicas = {item.replica: item for item in _replicas(snapshot.replicas)}
         self.revision = snapshot.revision
         self.generation += 1
         self._answers()
@@ -165,6 +164,17 @@ class ActuatorLink:
     def _lost(self) -> None:
         self.reachable = False
         self.detail = f"the actuator of {self.cluster} at {self.address} does not answer"
+
+
+def _replicas(messages: Iterable[actuator_pb2.Replica]) -> list[Replica]:
+    """The replicas in messages; one that this release cannot read is left out."""
+    found: list[Replica] = []
+    for message in messages:
+        try:
+            found.append(replica_from_proto(message))
+        except ValueError as error:
+            log.warning("a replica was left out", error=str(error))
+    return found
 
 
 class Fleet:
@@ -191,7 +201,7 @@ class Fleet:
         """Replica revision by cluster, of those that answer."""
         return tuple((name, link.revision) for name, link in self.links.items() if link.reachable)
 
-    def replicas_of(self, service: str) -> list[actuator_pb2.Replica]:
+    def replicas_of(self, service: str) -> list[Replica]:
         """A service's scaled replicas in all clusters, by name."""
         found = [
             item

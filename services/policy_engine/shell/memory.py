@@ -14,8 +14,8 @@ from policy_engine.core.pool import PoolState
 from policy_engine.core.scaled import ScaledState
 from policy_engine.shell.records import Command
 from policy_engine.shell.state_records import DESIRED_POOL, POOL_STATE, SCALED_STATE
-from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
+from trimtab.domain.pool import DesiredPool
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
@@ -39,11 +39,11 @@ class _ScalingRequests:
     def encode(self, value: scheduler_pb2.ScalingRequest, previous: bytes | None = None) -> bytes:
         return value.SerializeToString()
 
-    def readable(self, raw: bytes) -> Any | None:
+    def undamaged(self, raw: bytes) -> Any | None:
         return None
 
 
-def _of_pool(name: str, desired: actuator_pb2.PoolState) -> str:
+def _of_pool(name: str, desired: DesiredPool) -> str:
     return "" if desired.pool == name else f"is of pool {desired.pool!r}"
 
 
@@ -55,7 +55,7 @@ def _pool_states() -> RecordHash[PoolState]:
     return RecordHash(POOL_STATE, keys.engine_state("pools"))
 
 
-def _desired_pools() -> RecordHash[actuator_pb2.PoolState]:
+def _desired_pools() -> RecordHash[DesiredPool]:
     return RecordHash(DESIRED_POOL, keys.desired_pools(), fault=_of_pool)
 
 
@@ -72,7 +72,7 @@ class Memory:
     """The engine's states by name, as they are in the store."""
 
     pool_states: RecordHash[PoolState] = field(default_factory=_pool_states)
-    desired_pools: RecordHash[actuator_pb2.PoolState] = field(default_factory=_desired_pools)
+    desired_pools: RecordHash[DesiredPool] = field(default_factory=_desired_pools)
     scaled_states: RecordHash[ScaledState] = field(default_factory=_scaled_states)
     scaling_requests: RecordHash[scheduler_pb2.ScalingRequest] = field(default_factory=_scaling_requests)
 
@@ -82,7 +82,7 @@ class Memory:
         return self.pool_states.values
 
     @property
-    def desired(self) -> dict[str, actuator_pb2.PoolState]:
+    def desired(self) -> dict[str, DesiredPool]:
         """Pool → its desired state."""
         return self.desired_pools.values
 
@@ -124,7 +124,7 @@ class Memory:
         """Writes a pool's state."""
         return self.pool_states.command(name, state)
 
-    def desired_command(self, desired: actuator_pb2.PoolState) -> Command:
+    def desired_command(self, desired: DesiredPool) -> Command:
         """Writes a pool's desired state."""
         return self.desired_pools.command(desired.pool, desired)
 

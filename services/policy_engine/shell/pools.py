@@ -6,24 +6,25 @@ acknowledged that revision, after its restarts and by new leaders too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import structlog
 
-from policy_engine.core.birth import BirthInput, lay_out
-from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, make_overlay, renamed
+from policy_engine.core.birth import birth_input, lay_out
+from policy_engine.core.desired import desired_pool, rebound, residents
+from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, make_overlay
 from policy_engine.core.pool import PoolInput, PoolResult, PoolState, decide_pool
-from policy_engine.core.vocabulary import MemberKey
-from policy_engine.shell.convert import overlay_from_proto, replica_facts, with_in_flight
+from policy_engine.core.pool_cycle import PoolPicture, needs_counts, next_desired, pool_input, with_counts
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory
-from policy_engine.shell.poolstate import awake_in_cluster, desired_state, residents, same_wish
 from policy_engine.shell.publish import Publisher
 from policy_engine.shell.records import DecisionLog
 from policy_engine.shell.turn import Turn, Writer
-from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.pool import DesiredPool
+from trimtab.domain.replica import Replica
 
 log = structlog.get_logger(__name__)
 
@@ -36,15 +37,9 @@ class PoolReport:
 
     pool: Pool
     result: PoolResult | None
-    desired: actuator_pb2.PoolState | None
+    desired: DesiredPool | None
     holding: str
     operation_id: str = ""
-
-
-def _releases(result: PoolResult) -> bool:
-    """Whether capacity is to be taken from somebody."""
-    transition = result.draft.transition if result.draft is not None else None
-    return transition is not None and bool(transition.releases)
 
 
 @dataclass
@@ -87,11 +82,10 @@ class PoolRunner:
         if turn.token is not None and link is not None and link.reachable:
             await self.publisher.follow(pool, link, turn, memory)
             desired = memory.desired[pool.name]
-        given = self.gather(pool, policies, turn, memory, desired, unreachable)
+        given = self.gather(pool, policies, turn, memory, unreachable)
         result = decide_pool(given)
-        if turn.token is not None and link is not None and link.reachable and _releases(result):
-            # Who has the fewest requests in flight is asked when it matters.
-            given = replace(given, replicas=with_in_flight(given.replicas, await link.in_flight(pool.name)))
+        if turn.token is not None and link is not None and link.reachable and needs_counts(result):
+            given = with_counts(given, await link.in_flight(pool.name))
             result = decide_pool(given)
         holding = self.publisher.refusal(desired) or result.holding
         operations = ", ".join(item.operation for item in given.operations)
@@ -101,8 +95,7 @@ class PoolRunner:
         await self._commit(given, result, turn, memory)
         if link is not None and link.reachable:
             await self.publisher.publish(pool, link, turn, memory)
-            if result.preempt:
-                await self.publisher.preempt(link, result.preempt_operation, result.preempt)
+            await self.publisher.preempt(link, result)
 
     async def _hold(self, pool: Pool, turn: Turn, memory: Memory) -> None:
         """A pool of which a record cannot be read: nothing is decided, its last desired state goes on."""
@@ -121,8 +114,7 @@ class PoolRunner:
     def _layout(self, pool: Pool, policies: tuple[ServicePolicy, ...], turn: Turn, memory: Memory) -> _Layout:
         etags = turn.snapshot.etags(pool, policies)
         desired = memory.desired.get(pool.name)
-        laid_out = overlay_from_proto(desired.overlay) if desired is not None else ()
-        living = residents(self.fleet.links.get(pool.spec.cluster), pool, laid_out)
+        living = residents(self.replicas(pool), pool, desired.overlay if desired is not None else ())
         known = self._layouts.get(pool.name)
         if known is not None and (known.etags, known.residents) == (etags, living):
             return known
@@ -134,6 +126,11 @@ class PoolRunner:
             log.warning("a pool cannot be laid out", pool=pool.name, error=str(error))
         self._layouts[pool.name] = layout
         return layout
+
+    def replicas(self, pool: Pool) -> Collection[Replica]:
+        """Replicas of the pool's cluster as its actuator last listed them."""
+        link = self.fleet.links.get(pool.spec.cluster)
+        return link.replicas.values() if link is not None else ()
 
     def unreachable(self, pool: Pool) -> str:
         """Why the pool's cluster cannot be seen; empty when it can."""
@@ -147,18 +144,13 @@ class PoolRunner:
     ) -> None:
         """Birth, a new layout, or new bounds of a pool that stays laid out as it is."""
         desired = memory.desired.get(pool.name)
-        known = overlay_from_proto(desired.overlay) if desired is not None else ()
-        link = self.fleet.links[pool.spec.cluster]
-        if desired is not None and known == layout.overlay:
-            wish = desired_state(pool, policies, layout.overlay, tuple(desired.awake), desired.decision_id)
-            if not same_wish(desired, wish):
-                wish.state_revision = desired.state_revision + 1
+        if desired is not None and desired.overlay == layout.overlay:
+            wish = rebound(desired, pool, policies)
+            if wish is not None:
                 await self.writer.commit(turn, commands=[memory.desired_command(wish)])
                 memory.desired[pool.name] = wish
             return
-        awake = tuple(desired.awake) if desired is not None else awake_in_cluster(link, pool.name)
-        awake = renamed(known, layout.overlay, awake)
-        given = BirthInput(pool, policies, known, awake, layout.residents)
+        given = birth_input(pool, policies, desired, self.replicas(pool), layout.overlay, layout.residents)
         try:
             birth = lay_out(given)
         except OverlayError as error:
@@ -168,8 +160,8 @@ class PoolRunner:
         record = self.writer.record(
             birth.draft, given, turn, revisions=self.fleet.revisions(), etags=turn.snapshot.etags(pool, policies)
         )
-        wish = desired_state(pool, policies, birth.overlay, birth.awake, record.decision_id)
-        wish.state_revision = desired.state_revision + 1 if desired is not None else 1
+        revision = desired.state_revision + 1 if desired is not None else 1
+        wish = desired_pool(pool, policies, birth.overlay, birth.awake, record.decision_id, state_revision=revision)
         records = [record, *self.publisher.superseded(pool.name, turn)]
         await self.writer.commit(turn, records=records, commands=[memory.desired_command(wish)])
         memory.desired[pool.name] = wish
@@ -181,41 +173,29 @@ class PoolRunner:
         policies: tuple[ServicePolicy, ...],
         turn: Turn,
         memory: Memory,
-        desired: actuator_pb2.PoolState,
         unreachable: str,
     ) -> PoolInput:
-        """The core's input for this pool now."""
+        """The core's input for this pool, which is laid out, now."""
         link = self.fleet.links.get(pool.spec.cluster)
-        replicas = [item for item in link.replicas.values() if item.pool == pool.name] if link is not None else []
-        unfinished = link.unfinished_of(pool.name) if link is not None else []
-        # The actuator takes a pre-warming back when a newer state needs its GPUs, so it keeps nobody from them.
-        prewarms = [item for item in unfinished if item.kind == actuator_pb2.OPERATION_KIND_PREWARM]
-        boots = {s.replica for item in prewarms for s in item.steps if s.kind == actuator_pb2.STEP_KIND_CREATE}
-        members = [MemberKey(member.service, member.role) for member in pool.spec.members]
-        return PoolInput(
+        picture = PoolPicture(
             now_s=turn.now_s,
             pool=pool,
             policies=policies,
-            overlay=overlay_from_proto(desired.overlay),
-            awake=tuple(sorted(desired.awake)),
-            replicas=replica_facts(replicas, yielding=frozenset(boots)),
-            views=tuple((key, turn.observed.roles[key]) for key in sorted(members) if key in turn.observed.roles),
-            fronts=tuple(
-                (service, turn.observed.fronts[service])
-                for service in sorted({key.service for key in members})
-                if service in turn.observed.fronts
-            ),
-            state=memory.pools.get(pool.name, PoolState()),
+            desired=memory.desired[pool.name],
+            replicas=self.replicas(pool),
+            operations=link.operations.values() if link is not None else (),
+            under_way=self.publisher.under_way(pool.name),
+            views=turn.observed.roles,
+            fronts=turn.observed.fronts,
             unreachable=unreachable,
-            operations=self.publisher.under_way(pool.name),
-            busy=tuple(sorted({step.replica for item in unfinished if item not in prewarms for step in item.steps})),
         )
+        return pool_input(picture, memory.pools.get(pool.name, PoolState()))
 
     async def _commit(self, given: PoolInput, result: PoolResult, turn: Turn, memory: Memory) -> None:
         name = given.pool.name
         records: list[decision_pb2.Decision] = []
         commands = []
-        wish: actuator_pb2.PoolState | None = None
+        wish: DesiredPool | None = None
         if result.draft is not None:
             record = self.writer.record(
                 result.draft,
@@ -226,10 +206,8 @@ class PoolRunner:
             )
             records.append(record)
             log.info("decided", pool=name, decision=record.decision_id, reason=record.reason)
-            if result.awake != given.awake:
-                desired = memory.desired[name]
-                wish = desired_state(given.pool, given.policies, given.overlay, result.awake, record.decision_id)
-                wish.state_revision = desired.state_revision + 1
+            wish = next_desired(given, result, memory.desired[name], decision_id=record.decision_id)
+            if wish is not None:
                 commands.append(memory.desired_command(wish))
         if result.state != memory.pools.get(name):
             commands.append(memory.pool_state_command(name, result.state))

@@ -5,8 +5,7 @@ A request is refreshed with every turn and expires when no leader does so; the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -14,12 +13,10 @@ import structlog
 from policy_engine.core.scaled import ScaledInput, ScaledResult, ScaledState, decide_scaled
 from policy_engine.core.scaling_request import count_replicas, exists, scaling_request
 from policy_engine.core.units import RoleCounts
-from policy_engine.shell.convert import life_cycle
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, read_hash
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
 from policy_engine.shell.turn import Turn, Writer
-from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import ServicePolicy
@@ -30,7 +27,7 @@ from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.records import Refused
 from trimtab.store.schedule_results import SCHEDULE_RESULT
-from trimtab.words import LifeCycle, Role
+from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +126,7 @@ class ScaledRunner:
             policy=policy,
             views=tuple(views[spec.role] for spec in policy.spec.roles if spec.role in views),
             front=front if front is not None else FrontDoor(),
-            replicas=count_replicas(policy, _listed(listed)),
+            replicas=count_replicas(policy, ((item.role, item.life_cycle, item.routable) for item in listed)),
             state=state,
             unreachable=self.fleet.why_blind(policy.name),
         )
@@ -231,8 +228,8 @@ class ScaledRunner:
             return False
         listed = self.fleet.replicas_of(service)
         return all(
-            sum(1 for item in listed if item.role == role.number and item.routable) == count
-            and sum(1 for item in listed if item.role == role.number and exists(life_cycle(item))) == count
+            sum(1 for item in listed if item.role is role and item.routable) == count
+            and sum(1 for item in listed if item.role is role and exists(item.life_cycle)) == count
             for role, count in state.desired
         )
 
@@ -252,13 +249,6 @@ def _may_follow(record: decision_pb2.Decision, state: decision_pb2.OutcomeState.
     if record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING:
         return True
     return record.outcome.state == decision_pb2.OUTCOME_STATE_DENIED and state != decision_pb2.OUTCOME_STATE_PENDING
-
-
-def _listed(replicas: Iterable[actuator_pb2.Replica]) -> Iterator[tuple[Role, LifeCycle, bool]]:
-    """Role, life cycle and routability of each; one of a role that this release does not know is left out."""
-    for item in replicas:
-        with suppress(ValueError):
-            yield Role.from_number(item.role), life_cycle(item), item.routable
 
 
 def _same_roles(policy: ServicePolicy, desired: RoleCounts) -> bool:

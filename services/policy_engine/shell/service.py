@@ -228,10 +228,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         try:
             matches = same(replay(record), record)
         except ReplayError as error:
-            matches = False
             lines.append(f"replay: {error}")
-        else:
-            lines.append("replay: " + ("the same, bit for bit" if matches else "differs from what was recorded"))
+            return policy_pb2.ExplainDecisionResponse(decision=record, lines=lines, not_replayed=str(error))
+        lines.append("replay: " + ("the same, bit for bit" if matches else "differs from what was recorded"))
         return policy_pb2.ExplainDecisionResponse(decision=record, lines=lines, replay_matches=matches)
 
 

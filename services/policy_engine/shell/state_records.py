@@ -26,9 +26,10 @@ from trimtab.config.resources import (
     pool_to_proto,
     service_policy_to_proto,
 )
+from trimtab.domain.pool import DesiredPool, desired_from_proto, desired_to_proto
 from trimtab.domain.role_signals import RoleSignals
 from trimtab.store.message_codec import Form, Rules
-from trimtab.store.message_forms import ValueCodec, message_form
+from trimtab.store.message_forms import ValueCodec, domain_form
 from trimtab.store.records import RecordKind
 
 
@@ -78,8 +79,10 @@ RULES = Rules(
             write=lambda policy, message: message.CopyFrom(service_policy_to_proto(policy)),
             read=parse_service_policy,
         ),
-        actuator_pb2.PoolState: message_form(
+        DesiredPool: domain_form(
             actuator_pb2.PoolState,
+            desired_to_proto,
+            desired_from_proto,
             {
                 "trimtab.actuator.v1.OverlayReplica": ("replica",),
                 "trimtab.actuator.v1.MemberFloor": ("service", "role"),
@@ -92,7 +95,7 @@ RULES = Rules(
 
 _POOL_STATE = ValueCodec(PoolState, engine_pb2.PoolStateRecord, RULES)
 _SCALED_STATE = ValueCodec(ScaledState, engine_pb2.ScaledStateRecord, RULES)
-_DESIRED_POOL = ValueCodec(actuator_pb2.PoolState, engine_pb2.DesiredPoolRecord, RULES)
+_DESIRED_POOL = ValueCodec(DesiredPool, engine_pb2.DesiredPoolRecord, RULES)
 
 POOL_STATE = RecordKind(
     name="pool state",

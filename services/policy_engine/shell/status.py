@@ -7,12 +7,12 @@ from policy_engine.core.reports import MemberReport
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.pools import PoolReport
-from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import PolicyKind
 from trimtab.domain.measurement import measurement_to_proto
+from trimtab.domain.pool import Gpu, OverlayReplica
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
@@ -57,12 +57,12 @@ def _roles(
         role = policy_pb2.RoleStatus(role=role_value(spec.role), desired=desired.get(spec.role, 0))
         for link in engine.fleet.links.values():
             for replica in link.replicas.values():
-                if (replica.service, replica.role) != (policy.name, spec.role.number):
+                if (replica.service, replica.role) != (policy.name, spec.role):
                     continue
                 if pooled is not None and bool(replica.pool) is not pooled:
                     continue
                 role.routable += replica.routable
-                role.replicas[types_pb2.LifeCycle.Name(replica.life_cycle)] += 1
+                role.replicas[types_pb2.LifeCycle.Name(types_pb2.LifeCycle.ValueType(replica.life_cycle.number))] += 1
         view = engine.last_observed.roles.get(MemberKey(policy.name, spec.role), RoleSignals(role=spec.role))
         role.decode_tps.CopyFrom(measurement_to_proto(view.decode_tps))
         role.prefill_tps.CopyFrom(measurement_to_proto(view.prefill_tps))
@@ -131,13 +131,13 @@ def _pool(engine: Engine, report: PoolReport) -> policy_pb2.PoolStatus:
         holding=report.holding,
         paused=pool.metadata.paused,
     )
-    occupant: dict[tuple[str, int], actuator_pb2.OverlayReplica] = {}
+    occupant: dict[Gpu, OverlayReplica] = {}
     if report.desired is not None:
         found.state_revision = report.desired.state_revision
         awake = set(report.desired.awake)
         for item in report.desired.overlay:
             if item.replica in awake:
-                occupant.update({(item.node, index): item for index in item.gpu_indices})
+                occupant.update(dict.fromkeys(item.gpus, item))
     found.awake_gpus = len(occupant)
     for entry in sorted(pool.spec.gpus, key=lambda gpus: gpus.node):
         for index in sorted(entry.gpu_indices):
@@ -146,6 +146,6 @@ def _pool(engine: Engine, report: PoolReport) -> policy_pb2.PoolStatus:
                 node=entry.node,
                 index=index,
                 replica=holder.replica if holder is not None else "",
-                service=holder.service if holder is not None else "",
+                service=holder.member.service if holder is not None else "",
             )
     return found

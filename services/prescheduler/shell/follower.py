@@ -7,7 +7,8 @@ import structlog
 from prescheduler.shell.ledger import Ledger
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.rpc.run import ServiceContext
-from trimtab.store.errors import CorruptEntry, StoreUnavailable
+from trimtab.store.errors import StoreUnavailable
+from trimtab.store.records import Refused
 
 log = structlog.get_logger(__name__)
 
@@ -24,14 +25,14 @@ async def follow_cycles(
         try:
             if position is None:
                 newest = await ledger.cycles.read_last(1)
-                position = newest[-1].id if newest else "0"
-            for entry in await ledger.cycles.read_after(position, _BATCH):
-                publish(entry.message)
-                position = entry.id
+                position = newest[-1][0] if newest else "0"
+            for entry_id, cycle in await ledger.cycles.read_after(position, _BATCH):
+                if isinstance(cycle, Refused):
+                    log.warning("a stored cycle is refused, watchers do not see it", why=str(cycle))
+                else:
+                    publish(cycle)
+                position = entry_id
         except StoreUnavailable as error:
             log.debug("cycles not read", error=str(error))
-        except CorruptEntry as error:
-            log.warning("a stored cycle does not parse; watchers miss some", error=str(error))
-            position = None
         if await context.pause(POLL_S):
             return

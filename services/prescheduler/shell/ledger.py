@@ -1,17 +1,17 @@
 """What the pre-scheduler keeps in the store: results, cycles, groups, answers. Only a leader writes.
 
-Nothing is written when nothing changes: what the store holds is remembered, and read again by every new leader.
+Nothing is written when nothing changes: what the store holds is remembered, and read again by every new leader. A
+record that cannot be read is refused by itself and kept as it is; its service is held.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import cast
-
-import structlog
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from prescheduler.core.model import DeploymentGroup, ServiceResult
 from prescheduler.shell import wire
 from prescheduler.shell.parse import parse_request
+from prescheduler.shell.record_kinds import ANSWER, CYCLE, GROUP, RESULT
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import GroupPlacement
 from trimtab.domain.scaling import ScalingRequest
@@ -21,9 +21,11 @@ from trimtab.store.client import Store
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry
 from trimtab.store.lease import Argument, fenced_write
-from trimtab.store.streams import BoundedStream
+from trimtab.store.record_hash import RecordHash
+from trimtab.store.record_streams import RecordStream
+from trimtab.store.records import Refused
 
-log = structlog.get_logger(__name__)
+V = TypeVar("V")
 
 ANSWER_TTL_S = 3600
 _FIELDS_A_COMMAND = 500
@@ -40,56 +42,57 @@ class StandingRequests:
     """Changes when a request asks for something else; a renewed expiry alone does not change it."""
 
 
-@dataclass(kw_only=True)
-class _Known:
-    results: dict[str, ServiceResult] = field(default_factory=dict)
-    groups: dict[str, bytes] = field(default_factory=dict)
-
-
 class Ledger:
     """Reads of any process, fenced writes of the leader."""
 
     def __init__(self, store: Store, *, kept_cycles: int) -> None:
         self._store = store
-        self._known = _Known()
+        self._results = _results()
+        self._groups = _groups()
         self._asked: dict[str, tuple[bytes, float | None]] = {}
-        self.cycles = BoundedStream(store, keys.cycles(), scheduler_pb2.Cycle, maxlen=kept_cycles)
+        self.cycles = RecordStream(store, keys.cycles(), CYCLE, maxlen=kept_cycles)
 
     @property
     def results(self) -> Mapping[str, ServiceResult]:
         """Service → its last result, as this leader knows it."""
-        return self._known.results
+        return self._results.values
 
     async def load(self) -> None:
-        """Read what earlier leaders left. What does not parse is dropped, with a line in the log."""
-        known = _Known()
-        for name, data in (await self._hash(keys.schedule_results())).items():
-            try:
-                message = decode(scheduler_pb2.ScalingResult, data, place=f"{keys.schedule_results()} {name!r}")
-                known.results[name.decode()] = wire.result_from_wire(message)
-            except (CorruptEntry, ValueError) as error:
-                log.warning("stored result is dropped", service=name.decode(errors="replace"), error=str(error))
-        known.groups = {
-            name.decode(errors="replace"): data for name, data in (await self._hash(keys.deployment_groups())).items()
-        }
-        self._known = known
+        """Read what earlier leaders left. Raises ``StoreUnavailable``."""
+        results, groups = _results(), _groups()
+        for found in (results, groups):
+            for name, raw in (await self._hash(found.key)).items():
+                found.take(name.decode(errors="replace"), raw)
+        self._results, self._groups = results, groups
+
+    async def look_again(self) -> None:
+        """Read refused records once more: an operator may have restored or removed them."""
+        await self._results.look_again(self._store)
+        await self._groups.look_again(self._store)
+
+    def refused(self) -> list[Refused]:
+        """Every record that cannot be read."""
+        return [*self._results.refused.values(), *self._groups.refused.values()]
+
+    def refused_result(self, service: str) -> bool:
+        """Whether the service's result cannot be read, and so is not written either."""
+        return service in self._results.refused
+
+    def held(self) -> dict[str, str]:
+        """Services of which a record cannot be read → those records: nothing is done for them."""
+        found: dict[str, list[str]] = {}
+        for service, refused in sorted(self._results.refused.items()):
+            found.setdefault(service, []).append(str(refused))
+        for name, refused in sorted(self._groups.refused.items()):
+            found.setdefault(_service_of(name), []).append(str(refused))
+        return {service: "; ".join(found[service]) for service in sorted(found)}
 
     def services_by_cluster(self) -> dict[str, frozenset[str]]:
         """Cluster → services that held groups there when it was last seen; survives restarts."""
         found: dict[str, set[str]] = {}
-        for group in self.groups():
-            found.setdefault(group.cluster, set()).add(group.service)
+        for name in (*self._groups.values, *self._groups.refused):
+            found.setdefault(name.partition("/")[0], set()).add(_service_of(name))
         return {cluster: frozenset(services) for cluster, services in found.items()}
-
-    def groups(self) -> list[scheduler_pb2.DeploymentGroup]:
-        """Every group as last seen."""
-        found = []
-        for name in sorted(self._known.groups):
-            try:
-                found.append(decode(scheduler_pb2.DeploymentGroup, self._known.groups[name], place=name))
-            except CorruptEntry as error:
-                log.warning("stored group is dropped", error=str(error))
-        return found
 
     async def read_requests(self) -> StandingRequests:
         """The standing requests, whoever wrote them. Raises ``StoreUnavailable``."""
@@ -142,16 +145,16 @@ class Ledger:
         new = {
             group_field(group.cluster, group.service, group.group): scheduler_pb2.DeploymentGroup(
                 group=group.group, service=group.service, cluster=group.cluster, domain=group.domain
-            ).SerializeToString(deterministic=True)
+            )
             for group in groups
             if group.add
         }
-        new = {name: data for name, data in new.items() if name not in self._known.groups}
+        known = self._groups
+        new = {name: group for name, group in new.items() if name not in known.values and name not in known.refused}
         if new:
-            known = {**self._known.groups, **new}
-            commands = _changes(keys.deployment_groups(), self._known.groups, known)
-            await fenced_write(self._store, keys.PRESCHEDULER, token, commands)
-            self._known.groups = known
+            values = {**known.values, **new}
+            await fenced_write(self._store, keys.PRESCHEDULER, token, _changes(known, values))
+            known.values = values
 
     async def write_cycle(
         self,
@@ -171,26 +174,24 @@ class Ledger:
         seen. ``pending``: what this cycle sent, which no cluster has listed yet. ``cycle`` is appended when it is not
         None. Raises ``FencedOff``, ``StoreUnavailable``.
         """
-        new_results = {**self._known.results, **results}
+        new_results = {**self._results.values, **results}
+        ended: list[str] = []
         if standing is not None:
             kept = set(standing)
             new_results = {service: result for service, result in new_results.items() if service in kept}
+            ended = sorted(set(self._results.refused) - kept)
+        new_results = {name: item for name, item in new_results.items() if name not in self._results.refused}
         new_groups = self._merged_groups(groups, set(reachable), pending)
-        old_results = {name: _result_bytes(result) for name, result in self._known.results.items()}
-        commands = [
-            *_changes(
-                keys.schedule_results(),
-                old_results,
-                {name: _result_bytes(result) for name, result in new_results.items()},
-            ),
-            *_changes(keys.deployment_groups(), self._known.groups, new_groups),
-        ]
+        commands = [*_changes(self._results, new_results), *_changes(self._groups, new_groups)]
+        commands += [("HDEL", self._results.key, service) for service in ended]
         if cycle is not None:
             commands.append(self.cycles.append_command(cycle))
         if not commands:
             return False
         await fenced_write(self._store, keys.PRESCHEDULER, token, commands)
-        self._known = _Known(results=new_results, groups=new_groups)
+        self._results.values, self._groups.values = new_results, new_groups
+        for service in ended:
+            self._results.forget(service)
         return True
 
     async def raise_token(self, token: int) -> None:
@@ -198,12 +199,18 @@ class Ledger:
         await fenced_write(self._store, keys.PRESCHEDULER, token, ())
 
     async def read_answer(self, request_id: str) -> tuple[bytes, scheduler_pb2.ScheduleResponse] | None:
-        """Digest of the call and the answer that an earlier Schedule call of this id got."""
+        """Digest of the call and the answer that an earlier Schedule call of this id got.
+
+        Raises ``CorruptEntry``, ``StoreUnavailable``.
+        """
         key = keys.schedule_answer(request_id)
         stored = await self._hash(key)
         if not stored:
             return None
-        return stored[b"call"], decode(scheduler_pb2.ScheduleResponse, stored[b"answer"], place=key)
+        answer = ANSWER.decode(stored.get(b"answer"), key=key)
+        if isinstance(answer, Refused):
+            raise CorruptEntry(str(answer))
+        return stored.get(b"call", b""), answer
 
     async def write_answer(
         self, token: int, request_id: str, digest: bytes, answer: scheduler_pb2.ScheduleResponse
@@ -215,7 +222,7 @@ class Ledger:
             keys.PRESCHEDULER,
             token,
             [
-                ("HSET", key, "call", digest, "answer", answer.SerializeToString()),
+                ("HSET", key, "call", digest, "answer", ANSWER.encode(answer)),
                 ("EXPIRE", key, ANSWER_TTL_S),
             ],
         )
@@ -225,18 +232,17 @@ class Ledger:
 
     def _merged_groups(
         self, groups: Sequence[DeploymentGroup], reachable: set[str], pending: Iterable[GroupPlacement]
-    ) -> dict[str, bytes]:
+    ) -> dict[str, scheduler_pb2.DeploymentGroup]:
         announced = {group_field(item.cluster, item.service, item.group) for item in pending}
         merged = {
-            name: data
-            for name, data in self._known.groups.items()
+            name: group
+            for name, group in self._groups.values.items()
             if name.partition("/")[0] not in reachable or name in announced
         }
         for group in groups:
-            message = wire.deployment_group_to_wire(group)
-            merged[group_field(group.cluster, group.service, group.group)] = message.SerializeToString(
-                deterministic=True
-            )
+            name = group_field(group.cluster, group.service, group.group)
+            if name not in self._groups.refused:
+                merged[name] = wire.deployment_group_to_wire(group)
         return merged
 
 
@@ -245,17 +251,36 @@ def group_field(cluster: str, service: str, group: str) -> str:
     return f"{cluster}/{service}/{group}"
 
 
-def _result_bytes(result: ServiceResult) -> bytes:
-    return wire.result_to_wire(result).SerializeToString(deterministic=True)
+def _service_of(name: str) -> str:
+    """The service of a group's field."""
+    return name.split("/")[1] if name.count("/") == 2 else ""
 
 
-def _changes(key: str, old: Mapping[str, bytes], new: Mapping[str, bytes]) -> list[tuple[Argument, ...]]:
-    """HSET and HDEL commands that make ``new`` of ``old``, each of a bounded length."""
+def _results() -> RecordHash[ServiceResult]:
+    return RecordHash(RESULT, keys.schedule_results(), fault=_misplaced_result)
+
+
+def _groups() -> RecordHash[scheduler_pb2.DeploymentGroup]:
+    return RecordHash(GROUP, keys.deployment_groups(), fault=_misplaced_group)
+
+
+def _misplaced_result(name: str, result: ServiceResult) -> str:
+    return "" if result.service == name else f"is of service {result.service!r}"
+
+
+def _misplaced_group(name: str, group: scheduler_pb2.DeploymentGroup) -> str:
+    place = group_field(group.cluster, group.service, group.group)
+    return "" if place == name else f"is of {place!r}"
+
+
+def _changes(records: RecordHash[V], new: Mapping[str, V]) -> list[tuple[Argument, ...]]:
+    """HSET and HDEL commands that make ``new`` of what the store holds, each of a bounded length."""
+    key, old = records.key, records.values
     gone: list[Argument] = sorted(name for name in old if name not in new)
     changed: list[Argument] = []
     for name in sorted(new):
         if old.get(name) != new[name]:
-            changed += [name, new[name]]
+            changed += [name, records.encode(name, new[name])]
     step = 2 * _FIELDS_A_COMMAND
     return [
         *(("HDEL", key, *gone[start : start + step]) for start in range(0, len(gone), step)),

@@ -1,8 +1,11 @@
 """Metrics of the pre-scheduler, at its own ``/metrics``."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from prescheduler.core.model import Constraint, Outcome, Plan
+from trimtab.store.records import Refused
 
 
 class Metrics:
@@ -38,7 +41,19 @@ class Metrics:
         self.silent_clusters = Gauge(
             "trimtab_prescheduler_silent_clusters", "Clusters left out of the last cycle", registry=registry
         )
+        self.refused_records = Gauge(
+            "trimtab_prescheduler_refused_records",
+            "1 for each stored record that cannot be read; its service is held",
+            ["kind", "subject", "reason"],
+            registry=registry,
+        )
         self.leading = Gauge("trimtab_prescheduler_leading", "1 while this process leads", registry=registry)
+
+    def show_refused(self, refused: Iterable[Refused]) -> None:
+        """Set the gauge of refused records."""
+        self.refused_records.clear()
+        for record in refused:
+            self.refused_records.labels(record.kind, record.field, record.reason.value).set(1)
 
     def count(self, plan: Plan) -> None:
         """Count one cycle that was carried out."""

@@ -32,6 +32,7 @@ from trimtab.rpc.run import ServiceContext
 from trimtab.store.clock import StoreClock
 from trimtab.store.errors import FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease
+from trimtab.store.record_hash import RefusedLog
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +73,8 @@ class Scheduler:
         self._highest_tokens: dict[str, int] = {}
         self._loaded_for: int | None = None
         self._last_silent: frozenset[str] = frozenset()
+        self._last_held: Mapping[str, str] = {}
+        self._refused = RefusedLog()
         self._newest: View | None = None
         self._counter = 0
         self._writer = Writer(clusters, ledger, lease, clock, placement_ttl_s=settings.placement_ttl_s)
@@ -171,6 +174,9 @@ class Scheduler:
     ) -> Report:
         started = time.monotonic()
         view = await self._look()
+        held = self._ledger.held()
+        waiting = [item for item in requests if item.service in held]
+        requests = [item for item in requests if item.service not in held]
         for writer, token in (tokens or {}).items():
             self._highest_tokens[writer] = max(self._highest_tokens.get(writer, 0), token)
         missing = self._missing(view)
@@ -187,7 +193,12 @@ class Scheduler:
             paces=self._paces,
         )
         self._metrics.plan_duration.observe(time.monotonic() - plan_started)
-        plan = Plan(results=(*plan.results, *(_broken(service, broken[service]) for service in sorted(broken))))
+        results = [
+            *plan.results,
+            *(_held(item.service, item.decision_id, held[item.service]) for item in waiting),
+            *(_held(name, "", f"the request does not parse: {broken[name]}") for name in sorted(broken)),
+        ]
+        plan = Plan(results=tuple(results))
         return Report(plan=plan, view=view, cycle=self._cycle_message(plan, view, started))
 
     async def _cycle(
@@ -219,11 +230,16 @@ class Scheduler:
         return cycle
 
     async def _load(self) -> None:
-        """At the start of a term, read what earlier leaders wrote."""
+        """At the start of a term, read what earlier leaders wrote; later, what could not be read then."""
         token = self._writer.token()
         if self._loaded_for != token:
             await self._ledger.load()
             self._loaded_for = token
+        else:
+            await self._ledger.look_again()
+        refused = self._ledger.refused()
+        self._refused.show(refused)
+        self._metrics.show_refused(refused)
 
     def _missing(self, view: View) -> tuple[MissingCluster, ...]:
         stored = self._ledger.services_by_cluster() if view.silent else {}
@@ -248,10 +264,13 @@ class Scheduler:
     ) -> None:
         before = self._ledger.results
         settled = {item.service: settle(before.get(item.service), item) for item in plan.results}
-        changed = any(before.get(service) != result for service, result in settled.items())
+        changed = any(
+            before.get(service) != result and not self._ledger.refused_result(service)
+            for service, result in settled.items()
+        )
         acted = any(item.groups for item in plan.results)
-        silent = frozenset(view.silent)
-        noteworthy = changed or acted or silent != self._last_silent
+        silent, held = frozenset(view.silent), self._ledger.held()
+        noteworthy = changed or acted or silent != self._last_silent or held != self._last_held
         reachable = [item.cluster for item in view.inventories]
         groups = await asyncio.to_thread(lambda: list_groups(build_tree(view.inventories), view.inventories))
         await self._ledger.write_cycle(
@@ -263,7 +282,7 @@ class Scheduler:
             pending=pending,
             cycle=cycle if noteworthy else None,
         )
-        self._last_silent = silent
+        self._last_silent, self._last_held = silent, held
         if noteworthy:
             log.info("cycle", cycle=cycle.cycle_id, outcomes=_counts(plan), silent=sorted(silent))
 
@@ -282,10 +301,8 @@ class Scheduler:
         )
 
 
-def _broken(service: str, error: str) -> ServiceResult:
-    return ServiceResult(
-        service=service, decision_id="", outcome=Outcome.HELD, detail=f"the request does not parse: {error}"
-    )
+def _held(service: str, decision_id: str, detail: str) -> ServiceResult:
+    return ServiceResult(service=service, decision_id=decision_id, outcome=Outcome.HELD, detail=detail)
 
 
 def _counts(plan: Plan) -> dict[str, int]:

@@ -15,10 +15,12 @@ from prescheduler.shell.scheduler import Scheduler
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from trimtab.domain.scaling import ScalingRequest
 from trimtab.domain.time import timestamp_of
-from trimtab.rpc.errors import AlreadyExists
+from trimtab.rpc.errors import AlreadyExists, FailedPrecondition
 from trimtab.rpc.validate import Violations
 from trimtab.rpc.watch import WatchHub
+from trimtab.store.errors import CorruptEntry
 from trimtab.store.lease import Lease
+from trimtab.store.records import Refused
 from trimtab.waiting import to_its_end
 
 SERVICE_NAME = "trimtab.scheduler.v1.PreSchedulerService"
@@ -62,7 +64,10 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         self, request: scheduler_pb2.ScheduleRequest, requests: Sequence[ScalingRequest]
     ) -> scheduler_pb2.ScheduleResponse:
         digest = hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()
-        known = await self._ledger.read_answer(request.request_id)
+        try:
+            known = await self._ledger.read_answer(request.request_id)
+        except CorruptEntry as error:
+            raise FailedPrecondition("RECORD_REFUSED", str(error)) from error
         if known is not None:
             if known[0] != digest:
                 raise AlreadyExists("REQUEST_ID_REUSED", f"request_id {request.request_id!r} came with another call")
@@ -120,7 +125,9 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.WatchCyclesResponse]:
         """The newest cycle that is kept, then every one that did something."""
         newest = [
-            scheduler_pb2.WatchCyclesResponse(cycle=entry.message) for entry in await self._ledger.cycles.read_last(1)
+            scheduler_pb2.WatchCyclesResponse(cycle=cycle)
+            for _, cycle in await self._ledger.cycles.read_last(1)
+            if not isinstance(cycle, Refused)
         ]
         # The stream of cycles is read at intervals: it may bring the newest one once more.
         shown = {message.cycle.cycle_id for message in newest}

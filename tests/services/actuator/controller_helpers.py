@@ -10,7 +10,7 @@ from actuator.core.world import World
 
 async def eventually(condition: Callable[[], object]) -> None:
     """Waits until it holds, for ten seconds at most."""
-    give_up = asyncio.get_running_loop().time() + 10
+    give_up = asyncio.get_running_loop().time() + 30
     while not condition():
         assert asyncio.get_running_loop().time() < give_up
         await asyncio.sleep(0.005)

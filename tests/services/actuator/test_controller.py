@@ -15,6 +15,7 @@ from actuator.core.world import World
 from actuator.shell.controller import Controller, ControllerParts
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
+from actuator.shell.records import Loaded
 from actuator.shell.routing import StreamRouting
 from tests.services.actuator.controller_helpers import counted, eventually
 from tests.unit.actuator.actuator_rig import LIMITS, spec
@@ -34,12 +35,9 @@ class SlowRecords:
         self.counters: list[int] = []
         self.tokens: list[int] = []
 
-    async def load(self) -> State:
+    async def load(self) -> Loaded:
         self.loads += 1
-        return self.kept
-
-    async def last_token(self) -> int | None:
-        return self.tokens[-1] if self.tokens else None
+        return Loaded(state=self.kept, last_token=self.tokens[-1] if self.tokens else None)
 
     async def save(self, old: State, new: State, token: int, _also: object = ()) -> None:
         self.kept = new
@@ -93,7 +91,7 @@ async def controlled(*, interval_s: float, now_s: Callable[[], float]) -> AsyncI
     records.answering.set()
     stopping.set()
     controller.kick()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
 
 
 async def test_memory_and_store_agree_though_the_caller_went_while_it_was_stored(running: Any) -> None:
@@ -105,7 +103,7 @@ async def test_memory_and_store_agree_though_the_caller_went_while_it_was_stored
     with pytest.raises(asyncio.CancelledError):
         await caller
     records.answering.set()
-    assert await asyncio.wait_for(controller.change(counted), 5) == 2
+    assert await asyncio.wait_for(controller.change(counted), 30) == 2
     assert records.kept.meta.operation_counter == controller.state.meta.operation_counter == 2
 
 

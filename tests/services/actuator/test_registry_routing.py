@@ -198,7 +198,7 @@ async def test_the_set_is_written_in_one_step_with_the_records_and_only_when_it_
     with pytest.raises(FencedOff):
         await rig.store(HIDDEN, token=1)
     assert (await rig.registry.look())[0] == head
-    assert (await rig.records.load()).meta.endpoint_revision == 100, "neither the records nor the set"
+    assert (await rig.records.load()).state.meta.endpoint_revision == 100, "neither the records nor the set"
     # Whether it was done is not known: the next one writes everything.
     await store.redis.hset(keys.endpoints("local"), "stray", b"")
     await rig.store(SHOWN, token=5)

@@ -99,7 +99,7 @@ class Doer:
 
     async def __call__(self, kind: ActionKind, address: str, **fields) -> Outcome:
         self._executor.start(Action(kind=kind, replica="a-0", address=address, **fields))
-        return await asyncio.wait_for(self._done.get(), 15)
+        return await asyncio.wait_for(self._done.get(), 30)
 
 
 class StaticBackendStub:
@@ -160,7 +160,7 @@ async def test_a_sleep_without_an_answer_may_still_happen(
     executor_outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
     hasty = Executor(StaticBackendStub(), client, replace(LIMITS, sleeping_s=0.2), executor_outcomes.put_nowait)
     hasty.start(Action(kind=ActionKind.SLEEP, replica="a-0", address=address))
-    outcome = await asyncio.wait_for(executor_outcomes.get(), 15)
+    outcome = await asyncio.wait_for(executor_outcomes.get(), 30)
     assert (outcome.ok, outcome.unsettled) == (False, True)
 
 

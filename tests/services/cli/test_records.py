@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2, policy_pb2_grpc
+from trimtab.api.store.v1 import engine_pb2
 from trimtab.cli import decisions as decisions_module
 from trimtab.cli.main import main
 from trimtab.cli.records import table_of
@@ -199,6 +200,21 @@ class Engine(policy_pb2_grpc.PolicyServiceServicer):
     ) -> policy_pb2.ListDecisionsResponse:
         return policy_pb2.ListDecisionsResponse(decisions=[transition(BEGUN_S - 60)])
 
+    def ExplainDecision(
+        self, request: policy_pb2.ExplainDecisionRequest, context: grpc.ServicerContext
+    ) -> policy_pb2.ExplainDecisionResponse:
+        """`d-old` has an input from before schema numbers, `d-new` one of this release, `d-bad` a broken one."""
+        reply = policy_pb2.ExplainDecisionResponse(lines=["reason: why"])
+        if request.decision_id == "d-old":
+            reply.decision.replay_input = '{"format":1}'
+            reply.not_replayed = "the input is of schema 0"
+        elif request.decision_id == "d-new":
+            given = engine_pb2.PoolInput(now_s=1.5, awake=["chat-0"])
+            reply.decision.replay = engine_pb2.ReplayRecord(schema=1, pool=given).SerializeToString()
+        else:
+            reply.decision.replay = b"\xff"
+        return reply
+
 
 class Actuator(actuator_pb2_grpc.ActuatorServiceServicer):
     """Has one pre-warming."""
@@ -254,6 +270,23 @@ def test_decisions_and_explain_know_of_it(
     monkeypatch.setenv("TRIMTAB_ACTUATOR_ADDRESS", f"127.0.0.1:{free_port - 1}")
     assert command(monkeypatch, "decisions") == 0, "without an actuator there are the decisions alone"
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == ["d-7"]
+
+
+@pytest.mark.usefixtures("stack")
+def test_explain_shows_the_input_and_asks_for_a_report_only_of_one_that_was_computed_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "explain", "d-old") == 0
+    assert capsys.readouterr().out == "reason: why\n"
+    assert command(monkeypatch, "explain", "d-new") == 0
+    assert "report this" in capsys.readouterr().out
+    shown = {}
+    for identity in ("d-old", "d-new", "d-bad"):
+        assert command(monkeypatch, "explain", identity, "--json") == 0
+        shown[identity] = json.loads(capsys.readouterr().out)["decision"]
+    assert shown["d-old"]["replay_input"] == '{"format":1}'
+    assert shown["d-new"]["replay"]["pool"]["awake"] == ["chat-0"]
+    assert shown["d-bad"]["replay"] == "/w=="
 
 
 async def test_a_watch_tells_when_one_begins_and_how_it_ends_once_each(monkeypatch: pytest.MonkeyPatch) -> None:

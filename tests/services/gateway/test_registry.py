@@ -123,12 +123,12 @@ async def test_what_is_hidden_is_confirmed_with_what_is_left_there_and_again_whe
     stream = asyncio.create_task(gateway.stream(**BODY))
     await wait_until(lambda: a.active == 1)
     await writer.write(8, ("a", a.address, DRAINING), ("b", b.address, ROUTABLE))
-    await asyncio.wait_for(writer.confirmed(8, a=1), 5)
+    await asyncio.wait_for(writer.confirmed(8, a=1), 30)
     assert [await ask(gateway) for _ in range(3)] == [200] * 3
     assert (len(a.bodies), len(b.bodies)) == (1, 3)
     a.gate.set()
     await stream
-    await asyncio.wait_for(writer.confirmed(8), 5)
+    await asyncio.wait_for(writer.confirmed(8), 30)
 
 
 async def test_a_store_that_dies_and_comes_back_empty_or_old_takes_no_set_away(
@@ -166,7 +166,7 @@ async def test_a_store_that_dies_and_comes_back_empty_or_old_takes_no_set_away(
 
 async def until_acknowledged(gateway: Any, revision: int) -> None:
     """By the stream's way."""
-    await asyncio.wait_for(gateway.actuator.wait_acknowledged(revision), 10)
+    await asyncio.wait_for(gateway.actuator.wait_acknowledged(revision), 30)
 
 
 async def test_a_store_that_comes_late_or_in_another_layout_is_no_reason_to_end(
@@ -277,7 +277,7 @@ async def test_a_gateway_needs_no_more_of_the_store_than_the_documentation_says(
     await writer.confirmed(7)
     await writer.write(8, ("b", b.address, ROUTABLE))
     # By news, long before the next look.
-    await asyncio.wait_for(writer.confirmed(8), 5)
+    await asyncio.wait_for(writer.confirmed(8), 30)
     assert await ask(gateway) == 200
     own = await Store.connect(url)
     with pytest.raises(ResponseError, match="permissions"):

@@ -19,7 +19,7 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import policy_pb2_grpc
 from trimtab.config.settings import ServiceSettings
 from trimtab.rpc.clients import channel
-from trimtab.rpc.errors import FailedPrecondition, NotFound
+from trimtab.rpc.errors import FailedPrecondition, NotFound, Unavailable
 from trimtab.rpc.run import ServiceContext
 from trimtab.rpc.server import RpcServer
 from trimtab.store import keys
@@ -45,6 +45,8 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         self.highest_token = 0
         self.revision = 1000
         self.behaviour = "succeed"
+        # Which record of the pools it cannot read; it takes no state for them then.
+        self.cannot_read = ""
         # What a look says now, where the watch has told of another count: by replica.
         self.in_flight: dict[str, int] = {}
         self.mute = False
@@ -123,6 +125,8 @@ class FakeActuator(actuator_pb2_grpc.ActuatorServiceServicer):
         state, token = request.state, request.fencing.token
         if token < self.highest_token:
             raise FailedPrecondition("FENCED_OFF", "a newer leader", {"highest_token": str(self.highest_token)})
+        if self.cannot_read:
+            raise Unavailable("RECORD_REFUSED", self.cannot_read)
         current = self.current.get(state.pool)
         if current is not None and state.state_revision < current.state_revision:
             raise FailedPrecondition("OUTDATED", "older", {"state_revision": str(current.state_revision)})
@@ -240,12 +244,12 @@ class RunningEngine:
 
     async def stop(self) -> None:
         self.context.stopping.set()
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, 30)
 
     async def kill(self) -> None:
         """As SIGKILL would: no lease is released."""
         self.task.cancel()
-        await asyncio.wait({self.task}, timeout=5)
+        await asyncio.wait({self.task}, timeout=30)
 
 
 @pytest.fixture
@@ -297,7 +301,7 @@ async def start_engine(store_url: str) -> AsyncIterator[Callable[..., Awaitable[
 
             async def end() -> None:
                 context.stopping.set()
-                await asyncio.wait({task}, timeout=10)
+                await asyncio.wait({task}, timeout=60)
 
             stack.push_async_callback(end)
             dialled: grpc.aio.Channel = channel(f"127.0.0.1:{await bound_port(context, task)}")

@@ -64,7 +64,7 @@ async def following(process: Process) -> AsyncIterator[None]:
         yield
     finally:
         process.stopping.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
 
 
 async def test_a_noisy_subject_evicts_nobody_elses_decisions(store: Store) -> None:
@@ -187,7 +187,7 @@ async def test_watchers_get_what_a_process_found_only_when_it_read_again(store: 
             ("d-000000000003-0", NONE),
         ]
     follower.stopping.set()
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 30)
 
 
 async def test_a_stream_that_ends_in_rubbish_keeps_no_leader_from_its_records(store: Store) -> None:

@@ -459,6 +459,8 @@ async def test_an_actuator_of_another_cluster_is_refused(fake_actuator, start_en
 async def test_servers_that_exist_are_taken_up_under_their_own_names_and_replayed_so(fake_actuator, start_engine):
     fake_actuator.put("server-a", "chat", node="node-0", gpu_indices=[0])
     fake_actuator.put("server-b", "code", node="node-0", gpu_indices=[1], pool="other")
+    for name, role in (("server-c", types_pb2.ROLE_UNSPECIFIED), ("server-d", 99)):
+        fake_actuator.put(name, "code", node="node-0", gpu_indices=[0], role=role)
     engine = await start_engine(fake_actuator)
     await apply(engine, pooled("chat", low=0), pooled("code", low=0), pool_of(("chat", 1), ("code", 1), gpus=2))
     birth = (await settled(engine, kind=decision_pb2.DECISION_KIND_POOL_BIRTH))[0]

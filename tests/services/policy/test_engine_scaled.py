@@ -7,6 +7,7 @@ from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import parse_document, service_policy_to_proto
 from trimtab.store import keys
+from trimtab.store.schedule_results import SCHEDULE_RESULT
 
 PREFILL, DECODE = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
 
@@ -68,7 +69,7 @@ async def answer(store, request, outcome, **more):
     result = scheduler_pb2.ScalingResult(
         service=request.service, decision_id=request.decision_id, outcome=outcome, **more
     )
-    await store.redis.hset(keys.schedule_results(), request.service, result.SerializeToString())
+    await store.redis.hset(keys.schedule_results(), request.service, SCHEDULE_RESULT.encode(result))
 
 
 async def test_floor_then_growth_then_outcome(fake_actuator, start_engine, windows, store):

@@ -224,7 +224,7 @@ async def test_run_acquires_renews_and_releases(store: Store, eventually: Eventu
     await eventually(lambda: clock() + lease.left_s() > first_end_s + 0.5, what="a renewal beyond its first time")
     assert lease.held
     stopping.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     assert told == [1, None]
     assert await store.redis.exists(keys.lease(NAME)) == 0
 
@@ -243,7 +243,7 @@ async def test_run_tells_the_loss_while_the_store_is_away_and_comes_back(
     await eventually(lambda: len(told) >= 3, what="the lease after the restart")
     assert told[2] in (1, 2), "1 when the store's expiry had not passed"
     stopping.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     await store.close()
 
 
@@ -276,7 +276,7 @@ async def test_another_waits_in_line_and_takes_over_from_a_killed_holder(store: 
     holder.cancel()
     await eventually(lambda: told == [2], what="the take-over")
     stopping.set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
 
 
 def test_the_lease_clock_never_stands_still() -> None:

@@ -12,7 +12,7 @@ from trimtab.store.news import follow_news
 
 async def _say_until_heard(store: Store, heard: asyncio.Event) -> None:
     """Published again and again: a message that comes before the subscription is nobody's."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while not heard.is_set():
             with suppress(StoreUnavailable):
                 await store.redis.publish(keys.windows_written(), "1.000")
@@ -31,12 +31,12 @@ async def test_news_is_heard_and_heard_again_after_the_store_was_killed(own_stor
         heard.clear()
         await _say_until_heard(store, heard)
         heard.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await store.redis.publish(keys.windows_written(), "2.000")
             await heard.wait()
     finally:
         stopping.set()
-        await asyncio.wait_for(following, 5)
+        await asyncio.wait_for(following, 30)
         await store.close()
     assert heard.is_set()
 
@@ -49,12 +49,12 @@ async def test_what_is_said_on_another_channel_is_no_news(own_store: EmbeddedSto
         follow_news(store, keys.demand(), other.set, stopping=stopping),
     )
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not other.is_set():
                 await store.redis.publish(keys.demand(), "x")
                 await asyncio.sleep(0.05)
         assert not heard.is_set()
     finally:
         stopping.set()
-        await asyncio.wait_for(following, 5)
+        await asyncio.wait_for(following, 30)
         await store.close()

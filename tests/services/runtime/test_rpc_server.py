@@ -169,7 +169,7 @@ async def test_a_call_without_a_deadline_gets_the_servers_and_a_warning(start_de
             caught = await refused(stub)
             await refused(stub)
     assert (caught.code().name, errors.error_reason(caught)) == ("DEADLINE_EXCEEDED", "DEFAULT_DEADLINE")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25
     assert [entry["method"] for entry in logs if entry["event"] == "call without a deadline"] == [METHOD]
 
 
@@ -198,7 +198,7 @@ async def test_the_clients_deadline_ends_the_handler(
     demo.servicer.behaviour = hang
     caught = await refused(demo.stub(), timeout=1.0)
     assert caught.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(cancelled.wait(), 5)
+    await asyncio.wait_for(cancelled.wait(), 30)
     await eventually(
         lambda: (
             demo.context.registry.get_sample_value(
@@ -312,7 +312,7 @@ async def test_health_is_kept_per_service(start_demo: Start) -> None:
 
 
 async def test_drain_tells_health_watchers_ends_watches_and_lets_calls_finish(start_demo: Start) -> None:
-    demo = await start_demo(drain_grace_s=5.0)
+    demo = await start_demo(drain_grace_s=60.0)
     entered, finish = asyncio.Event(), asyncio.Event()
 
     async def slow(_request: Any, _context: Any) -> pb.ListTargetsResponse:
@@ -337,18 +337,18 @@ async def test_drain_tells_health_watchers_ends_watches_and_lets_calls_finish(st
     watching = asyncio.Event()
     watches = asyncio.gather(watch_health(), watch_observations())
     call = asyncio.ensure_future(stub.ListTargets(pb.ListTargetsRequest()))
-    await asyncio.wait_for(entered.wait(), 5)
-    await asyncio.wait_for(watching.wait(), 5)
+    await asyncio.wait_for(entered.wait(), 30)
+    await asyncio.wait_for(watching.wait(), 30)
 
     started = time.monotonic()
     drain = asyncio.create_task(demo.server.drain())
-    await asyncio.wait_for(watches, 5)
+    await asyncio.wait_for(watches, 30)
     assert states == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
     assert not drain.done(), "the call under way holds the drain"
     finish.set()
     assert (await call).next_page_token == "done"
-    await asyncio.wait_for(drain, 5)
-    assert time.monotonic() - started < 4, "nothing else waited for the grace period"
+    await asyncio.wait_for(drain, 30)
+    assert time.monotonic() - started < 50, "nothing else waited for the grace period"
     assert demo.context.stopping.is_set()
 
 
@@ -363,8 +363,8 @@ async def test_a_call_that_does_not_end_is_cut_off_after_the_grace(start_demo: S
 
     demo.servicer.behaviour = hang
     call = asyncio.ensure_future(demo.stub().ListTargets(pb.ListTargetsRequest()))
-    await asyncio.wait_for(entered.wait(), 5)
-    await asyncio.wait_for(demo.server.drain(), 5)
+    await asyncio.wait_for(entered.wait(), 30)
+    await asyncio.wait_for(demo.server.drain(), 30)
     with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
         await call
 

@@ -155,7 +155,7 @@ async def test_connect_waits_for_a_store_that_comes_later(own_store: EmbeddedSto
     await asyncio.sleep(0.2)
     assert not waiting.done()
     await asyncio.to_thread(own_store.start)
-    store = await asyncio.wait_for(waiting, 5)
+    store = await asyncio.wait_for(waiting, 30)
     await store.ping()
     await store.close()
 
@@ -169,7 +169,7 @@ async def test_a_stop_ends_the_wait_for_the_store(free_port: int) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().call_later(0.1, stopping.set)
     with pytest.raises(StoreUnavailable, match="stopped"):
-        await asyncio.wait_for(Store.connect(f"redis://127.0.0.1:{free_port}/0", stopping=stopping), 5)
+        await asyncio.wait_for(Store.connect(f"redis://127.0.0.1:{free_port}/0", stopping=stopping), 30)
 
 
 async def test_wrong_credentials_are_said_to_be_so(store_url: str) -> None:

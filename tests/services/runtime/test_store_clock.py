@@ -129,6 +129,6 @@ async def test_run_refreshes_until_the_stop(store: Store, eventually: Callable[.
     running = asyncio.create_task(clock.run(stopping, interval_s=0.01))
     await eventually(lambda: clock.synchronised)
     stopping.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     assert running.done()
     assert clock.synchronised

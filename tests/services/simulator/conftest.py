@@ -70,7 +70,7 @@ async def make_server(quick_profile: Profile) -> AsyncIterator[MakeServer]:
 def until() -> Callable[..., Awaitable[None]]:
     """`await until(condition)` waits until the condition holds."""
 
-    async def wait(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110  (what is waited for has no event)
                 await asyncio.sleep(0.002)

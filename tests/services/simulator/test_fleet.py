@@ -46,7 +46,7 @@ class FleetAt:
 
     async def running(self, name: str) -> dict:
         """Wait until the replica runs."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 _, body = await self.call("GET", f"/replicas/{name}")
                 if body["state"] == "running":
@@ -282,7 +282,7 @@ async def test_a_fault_heals_after_its_seconds(make_fleet, http) -> None:
     assert (await at.call("POST", "/replicas/chat-0/fault", {"fault": "http_500", "seconds": 1.0}))[0] == 200
     async with http.get(address + "/health") as response:
         assert response.status == 500
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             async with http.get(address + "/health") as response:
                 if response.status == 200:
@@ -413,7 +413,7 @@ def fleet_process(*arguments: str) -> subprocess.Popen[str]:
 
 
 def get_json(url: str) -> dict:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         return json.load(response)
 
 
@@ -432,7 +432,7 @@ def test_the_command_serves_says_when_ready_and_ends_on_sigterm(free_ports, tmp_
         assert get_json(url + "/healthz") == {"status": "ok", "scales": {"time": 1.0, "bring_up": 0.0}}
         spec = {"replica": "a", "service": "s", "model": "dsllama-8b", "node": "node-0", "gpu_indices": [0]}
         request = urllib.request.Request(url + "/replicas", data=json.dumps(spec).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=5) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             assert response.status == 201
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=30)

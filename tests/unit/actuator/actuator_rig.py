@@ -5,7 +5,7 @@ breaks an invariant is collected in ``broken``.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
@@ -20,11 +20,28 @@ from actuator.core.world import Action, Outcome, World
 from tests.unit.actuator.actuator_fleet_model import LIMITS, STEP_S, Doing, Fleet, Request, Server, spec
 from tests.unit.actuator.actuator_gateway_model import Gateway
 from tests.unit.actuator.actuator_invariants import broken_by
+from trimtab.domain.member import MemberKey
+from trimtab.domain.pool import DesiredPool, OverlayReplica
 from trimtab.words import LifeCycle
 
-__all__ = ["LIMITS", "STEP_S", "Gateway", "Request", "Rig", "Server", "spec"]
+__all__ = ["LIMITS", "STEP_S", "Gateway", "Request", "Rig", "Server", "overlay_of", "spec"]
 
 MAX_LOOK_LAG = 3
+
+
+def overlay_of(specs: Iterable[Spec]) -> tuple[OverlayReplica, ...]:
+    """The overlay in which these replicas live where they do."""
+    return tuple(
+        OverlayReplica(
+            replica=item.replica,
+            member=MemberKey(item.service, item.role),
+            model=item.model,
+            profile=item.profile,
+            node=item.node,
+            gpu_indices=item.gpu_indices,
+        )
+        for item in specs
+    )
 
 
 class Rig:
@@ -296,23 +313,22 @@ class Rig:
     ) -> Operation | None:
         """ApplyPoolState; without ``decision_id`` each revision is a decision of its own."""
         assert self.memory is not None
-        request = PoolRequest(
+        desired = DesiredPool(
             pool="p",
             state_revision=revision,
-            overlay=tuple(sorted(overlay, key=lambda item: item.replica)),
+            overlay=overlay_of(overlay),
             awake=tuple(awake),
             floors=floors,
             budget_gpus=budget_gpus or self.fleet.gpus,
             decision_id=decision_id or f"d-{revision}",
             replica_revision=replica_revision,
-            expire_s=self.now_s + 10,
+            expires_s=self.now_s + 10,
             drain_timeout_s=drain_s,
             sleep_level=sleep_level,
             prewarm=prewarm,
             residence_s=residence_s,
-            writer="policy-engine",
-            token=token,
         )
+        request = PoolRequest(desired=desired, writer="policy-engine", token=token)
         answer = apply_pool_state(self._told(self.memory), request, self.world(), now_s=self.now_s, limits=LIMITS)
         self.stored = self.memory = answer.state
         return answer.operation

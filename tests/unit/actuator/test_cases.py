@@ -143,7 +143,7 @@ async def test_case_18_the_actuator_that_stood_still_for_twenty_seconds_writes_n
     await records.save(before, after, second)
     with pytest.raises(FencedOff):
         await records.save(before, State(operations={"o-1": replace(operation("o-1"), detail="by the old one")}), first)
-    assert (await records.load()).operations["o-1"].detail == "by the new one"
+    assert (await records.load()).state.operations["o-1"].detail == "by the new one"
     for jump_s in (-3600.0, 20.0, 3600.0):
         mono["old"] += jump_s
         assert await old.acquire_or_renew() is None, "the lease is the other's, whatever its clock says"

@@ -17,7 +17,8 @@ from actuator.core.model import ActionKind, Floor, Operation, OperationKind, Ope
 from actuator.core.tick import tick
 from actuator.core.world import World
 from tests.unit.actuator.actuator_fleet_model import START_S, WAKE_S
-from tests.unit.actuator.actuator_rig import LIMITS, STEP_S, Rig, spec
+from tests.unit.actuator.actuator_rig import LIMITS, STEP_S, Rig, overlay_of, spec
+from trimtab.domain.pool import DesiredPool
 from trimtab.words import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("a-2", 2), spec("b-0", 0), spec("b-1", 1), spec("c-0", 0)]
@@ -308,22 +309,18 @@ def test_a_server_that_would_come_up_on_more_gpus_than_are_made_free_keeps_the_o
 
 
 def test_where_nothing_can_be_made_or_deleted_the_switch_is_refused() -> None:
-    request = PoolRequest(
+    desired = DesiredPool(
         pool="p",
         state_revision=1,
-        overlay=tuple(OVERLAY),
+        overlay=overlay_of(OVERLAY),
         awake=(),
         floors=(),
         budget_gpus=3,
         decision_id="d",
-        replica_revision=0,
-        expire_s=None,
         drain_timeout_s=1.0,
-        sleep_level=1,
-        writer="policy-engine",
-        token=1,
         prewarm=True,
     )
+    request = PoolRequest(desired=desired, writer="policy-engine", token=1)
     with pytest.raises(Refused, match=r"pool p: .* spec\.prewarm to false") as refused:
         apply_pool_state(State(), request, World(), now_s=1.0, limits=LIMITS, can_create=False)
     assert refused.value.reason == "PREWARM_UNSUPPORTED"

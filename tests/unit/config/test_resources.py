@@ -47,7 +47,7 @@ POLICY: dict[str, Any] = {
 }
 RULES = (
     "allocation", "load", "prediction", "stageGuard", "settleS", "priorityBase", "overload", "donorMargin",
-    "maxTransitions",
+    "maxTransitions", "rebalanceWaits",
 )  # fmt: skip
 POOL: dict[str, Any] = {
     "apiVersion": "trimtab.dev/v1",
@@ -221,7 +221,7 @@ def test_a_fault_is_told_in_words_of_our_own_with_what_is_there(
             POLICY, "spec.guards", {"ttftP95S": {}}, "spec.guards.ttftP95S",
             "a guard without a limit: give soft, hard or both",
         ),
-        (POLICY, "spec.latencyBrake", {"ttftTargetS": 1, "beta": 2}, "spec.latencyBrake", "beta 2 is above alpha 1"),
+        (POLICY, "spec.latencyBrake", {"ttftTargetS": 1, "beta": 2}, "spec.latencyBrake", "beta 2 is above alpha 1.5"),
         (
             POLICY, "spec.tokenServiceShare", {"thetaTps": 20, "criticalBelow": 0.9, "hysteresis": 0.3},
             "spec.tokenServiceShare",

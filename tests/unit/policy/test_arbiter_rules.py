@@ -184,3 +184,40 @@ def test_who_is_shut_neither_gains_nor_gives():
     donor = dataclasses.replace(member("rest", 4.0), shut="rest moves already")
     refused = fast(arena([member("code", 0.5), donor], {"code-1", "rest-0", "rest-2", "rest-3"}))
     assert moves(refused) is None
+
+
+@pytest.mark.parametrize("fast_due", [True, False], ids=["both loops", "the slow loop alone"])
+def test_by_the_papers_rule_nothing_is_rebalanced_beside_a_rescue_that_nobody_can_serve(fast_due):
+    """`chat` is critical and at its ceiling; `code` could have a replica of `rest`."""
+    members = [member("chat", 0.4, high=1), member("code", 0.9), member("rest", 4.0)]
+    picture = arena(members, {"chat-0", "code-1", "rest-2", "rest-3"})
+
+    def decided(members, **rules):
+        made = dataclasses.replace(picture, members=tuple(members), rules=PoolRules(**rules))
+        return arbitrate(made, fast_due=fast_due, slow_due=True)
+
+    assert moves(decided(members)) == (["rest-2"], ["code-2"])
+    held = decided(members, rebalance_waits=True)
+    assert moves(held) is None
+    assert bool(held.unserved) is fast_due
+    well = [member("chat", 1.5, high=1), *members[1:]]
+    assert moves(decided(well, rebalance_waits=True)) == (["rest-2"], ["code-2"])
+
+
+def test_by_the_papers_rule_an_idle_gpu_is_given_beside_a_rescue_that_nobody_can_serve():
+    members = [member("chat", 0.4, high=1), member("code", 0.9)]
+    picture = arena(members, {"chat-0", "code-1"})
+    verdict = arbitrate(
+        dataclasses.replace(picture, rules=PoolRules(rebalance_waits=True)), fast_due=True, slow_due=True
+    )
+    assert verdict.rule == Rule.IDLE_GPU
+    assert moves(verdict) == ([], ["code-2"])
+
+
+def test_without_a_prediction_a_donor_is_judged_by_the_z_that_it_has():
+    """Z 0.5 would fall to 0.5 · (2/3)^1.5 = 0.27 with two replicas of three: below the receiver's 0.4."""
+    picture = arena([member("chat", 0.4), member("code", 0.5)], {"chat-0", "code-1", "code-2", "code-3"})
+    assert moves(fast(picture, prediction="power")) is None
+    assert moves(fast(picture, prediction="none")) == (["code-1"], ["chat-1"])
+    worse = arena([member("chat", 0.4), member("code", 0.35)], {"chat-0", "code-1", "code-2", "code-3"})
+    assert moves(fast(worse, prediction="none")) is None, "chat would only give its last one, and code is worse off"

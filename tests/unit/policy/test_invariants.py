@@ -140,7 +140,7 @@ def test_a_scaled_service_keeps_ratio_bounds_and_step_and_never_shrinks_on_an_un
 RULES = st.fixed_dictionaries(
     {
         "allocation": st.sampled_from(["share", "load"]),
-        "prediction": st.sampled_from(["power", "elasticity", "capacity"]),
+        "prediction": st.sampled_from(["power", "elasticity", "capacity", "none"]),
         "load": st.fixed_dictionaries(
             {
                 "enabled": st.booleans(),
@@ -154,6 +154,7 @@ RULES = st.fixed_dictionaries(
         "settleS": st.sampled_from([0.0, 3.0]),
         "priorityBase": st.sampled_from([1.0, 1.5]),
         "donorMargin": st.sampled_from([0.0, 0.3]),
+        "rebalanceWaits": st.booleans(),
     }
 ).filter(lambda rules: rules["load"]["enabled"] or rules["allocation"] != "load")
 

@@ -1,18 +1,16 @@
 """What a pool's replicas are called: as the overlay says, as who lives there already, or by place."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from policy_engine.core.birth import BirthInput, lay_out
+from policy_engine.core.desired import residents
 from policy_engine.core.overlay import OverlayError, Resident, make_overlay, renamed
 from policy_engine.core.vocabulary import MemberKey
-from policy_engine.shell.poolstate import residents
-from trimtab.api.actuator.v1 import actuator_pb2
-from trimtab.api.common.v1 import types_pb2
 from trimtab.config.resources import parse_document
-from trimtab.words import Role
+from trimtab.domain.replica import Replica
+from trimtab.words import LifeCycle, Role
 
 CHAT, CODE = MemberKey("chat", Role.COLOCATED), MemberKey("code", Role.COLOCATED)
 MADE = ["chat-n0-0", "chat-n0-1", "code-n0-0", "code-n0-1"]
@@ -57,13 +55,12 @@ def names(given_pool, living=()):
 
 
 def listed(replica, service="chat", gpus=(0,), **more):
-    fields = {"role": types_pb2.ROLE_COLOCATED, "node": "n0", "gpu_indices": gpus} | more
-    return actuator_pb2.Replica(replica=replica, service=service, **fields)
+    fields = {"role": Role.COLOCATED, "node": "n0", "gpu_indices": gpus} | more
+    return Replica(replica=replica, service=service, life_cycle=LifeCycle.ACTIVE, routable=True, **fields)
 
 
 def living(*replicas, known=()):
-    link = SimpleNamespace(replicas={item.replica: item for item in replicas})
-    return residents(link, pool(), known)
+    return residents(replicas, pool(), known)
 
 
 def test_a_name_that_is_given_wins_over_one_that_lives_there_and_over_one_that_is_made():
@@ -88,8 +85,7 @@ def test_two_replicas_of_one_name_are_refused(taken):
     [
         {"service": "chat", "pool": "other"},
         {"service": "chat", "deployment_group": "g"},
-        {"service": "chat", "role": types_pb2.ROLE_DECODE},
-        {"service": "chat", "role": types_pb2.ROLE_UNSPECIFIED},
+        {"service": "chat", "role": Role.DECODE},
         {"service": "chat", "node": "n1"},
         {"service": "chat", "gpus": (0, 1)},
         {"service": "chat", "gpus": ()},

@@ -26,6 +26,8 @@ def test_far_from_saturation_a_release_costs_little():
     assert z_after(PoolRules(prediction="capacity"), 1.8, **arguments) == pytest.approx(1.8 * 0.7 / 0.85)
     assert z_after(PoolRules(prediction="power"), 1.8, **arguments) == pytest.approx(1.8 * 0.5**1.5)
     assert z_after(PoolRules(prediction="elasticity"), 1.8, **arguments) == pytest.approx(1.8 * 0.25)
+    assert z_after(PoolRules(prediction="none"), 1.8, **arguments) == 1.8
+    assert z_after(PoolRules(prediction="none"), 1.8, **{**arguments, "after": 0}) == 0.0
     unknown = {**arguments, "load": None}
     assert z_after(PoolRules(prediction="capacity"), 1.8, **unknown) == pytest.approx(1.8 * 0.5**1.5)
 
@@ -37,7 +39,7 @@ def test_far_from_saturation_a_release_costs_little():
     given_up=st.integers(1, 20),
     exponent=st.floats(0.5, 3),
     congested=st.floats(0, 0.99),
-    prediction=st.sampled_from(["power", "elasticity", "capacity"]),
+    prediction=st.sampled_from(["power", "elasticity", "capacity", "none"]),
 )
 def test_less_is_never_predicted_to_be_better(z, work, replicas, given_up, exponent, congested, prediction):
     rules = PoolRules(prediction=prediction)

@@ -11,7 +11,7 @@ from policy_engine.core.stabilise import History
 from policy_engine.core.units import UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
-from trimtab.config.specs import Proportional, Ratio, RoleSpec, ServicePolicySpec
+from trimtab.config.specs import LatencyBrake, Proportional, Ratio, RoleSpec, ServicePolicySpec
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Quality, Role
@@ -334,6 +334,14 @@ def test_waiting_requests_without_a_latency_are_a_breach():
     spec = policy(brake={"ttftTargetS": 1.0})
     result = decide_scaled(given(spec, view(decode_tps=1000, waiting=5, ttft_p95_s=missing()), desired=10))
     assert units(result) == 11
+
+
+def test_the_brakes_defaults_are_the_papers():
+    """HeteroScale, Algorithm 3: a severe breach at 1.5 times the target, a moderate one at 1.2 times."""
+    brake = policy(brake={"ttftTargetS": 1.0}).spec.latency_brake
+    assert (brake.alpha, brake.beta) == (1.5, 1.2)
+    assert LatencyBrake(tbt_target_s=1.0, alpha=1.0).beta == 0.8
+    assert LatencyBrake(tbt_target_s=1.0, alpha=1.0, beta=0.9).beta == 0.9
 
 
 def test_the_brake_does_not_compound_while_replicas_start():

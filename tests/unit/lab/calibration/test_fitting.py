@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.calibration.fitting import CalibrationError, fit_by_answers, fit_fixed, isotonic, quality
+from lab.calibration.fitting import (
+    PUBLISHED_PREFILL_WEIGHTS,
+    PUBLISHED_SMOOTHINGS,
+    PUBLISHED_WAITING_WEIGHTS,
+    CalibrationError,
+    fit_by_answers,
+    fit_fixed,
+    fit_published,
+    isotonic,
+    quality,
+)
 from lab.calibration.ranks import kendall, ranks, spearman
 from lab.calibration.shares import z_of
 from lab.calibration.signals import raw_qualities
@@ -196,6 +206,16 @@ def test_a_fit_finds_the_boundary_and_the_weights_that_made_the_windows(theta_tp
         assert found.attained_below is not None
         assert found.attained_above > 0.95 > found.attained_below
     assert fit_fixed(fit, SLO) == fixed
+
+
+def test_a_fit_in_the_papers_form_stays_within_what_the_paper_says() -> None:
+    """The windows were made without prompt tokens and without smoothing, which the paper's form does not offer."""
+    assert all(0 < weight < 1 for weight in (*PUBLISHED_PREFILL_WEIGHTS, *PUBLISHED_SMOOTHINGS))
+    assert all(weight > 1 for weight in PUBLISHED_WAITING_WEIGHTS)
+    found = fit_published(made_up(1, theta_tps=20.0), SLO)
+    assert found.prefill_weight == min(PUBLISHED_PREFILL_WEIGHTS)
+    assert found.waiting_weight == 8.0
+    assert found.smoothing == max(PUBLISHED_SMOOTHINGS)
 
 
 @pytest.mark.parametrize(

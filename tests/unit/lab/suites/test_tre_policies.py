@@ -1,5 +1,6 @@
 """The TRE suite's contenders: what each is, that all of them run, and that tuning sees no held-out seed."""
 
+import itertools
 import pickle
 from pathlib import Path
 
@@ -11,14 +12,16 @@ from lab.evaluation.suite import Options
 from lab.evaluation.summaries import Case
 from lab.suites.loads import packaged_loads
 from lab.suites.tre import OTHER_LOADS, geomean_p95
-from lab.suites.tre_policies import CONTENDERS, TUNED_FILE, policies_of, tuned_settings
+from lab.suites.tre_policies import CONTENDERS, TUNED_FILE, policies_of, setup_of, tuned_settings
 from lab.suites.tre_run import rate_scale
 from lab.suites.tre_setup import HELD_OUT_SEEDS, ONE_EACH, SLOS, STATIC_SPLIT, TRAINING_SEEDS
+from lab.virtual.control import ShareController
+from lab.virtual.pool_run import run_pool
 from simulator.traces.model import TraceError
-from simulator.traces.probes import MODELS, PROBES
+from simulator.traces.probes import MODELS, PROBES, probe
 from trimtab.config.poolrules import PoolRules
 from trimtab.config.resources import parse_document
-from trimtab.config.specs import PoolSpec
+from trimtab.config.specs import GuardLimit, PoolSpec
 from trimtab.config.yamlfile import read_yaml_documents
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "tre"
@@ -32,8 +35,47 @@ def test_the_seeds_policies_are_what_the_seed_says():
     assert all(CONTENDERS[name].awake == STATIC_SPLIT for name in CONTENDERS if name != "kv-auto")
     plain = CONTENDERS["trimtab-plain"].pool({}).spec
     assert plain.rules == PoolRules.plain()
-    assert (plain.rescue_interval_s, plain.rebalance_interval_s) == (5.0, 10.0)
+    assert (plain.rescue_interval_s, plain.rebalance_interval_s, plain.residence_s) == (5.0, 10.0, 0.0)
     assert CONTENDERS["oracle"].setting["horizon_s"] == 10.0
+
+
+def test_the_plain_rules_have_the_papers_form_of_z_and_its_guards():
+    contender, loads = CONTENDERS["trimtab-plain"], packaged_loads()
+    policies = setup_of(contender, contender.setting, loads).policies
+    shipped = {policy.name: policy.spec.token_service_share for policy in policies_of(loads)}
+    for policy in policies:
+        share, slo = policy.spec.token_service_share, SLOS[policy.name]
+        assert 0 < share.prefill_weight < 1
+        assert 0 < share.smoothing < 1
+        assert share.waiting_weight > 1
+        assert shipped[policy.name].waiting_weight is None
+        assert share.theta_tps != shipped[policy.name].theta_tps, "fitted with its own weights"
+        assert policy.spec.guards.ttft_p95_s == GuardLimit(soft=slo.ttft_s)
+        assert policy.spec.guards.tpot_p95_s == GuardLimit(soft=slo.tpot_s)
+    assert all(policy.spec.guards is None for policy in policies_of(loads))
+
+
+def test_the_plain_rules_poll_with_the_papers_fast_cadence():
+    """Each poll moves a smoothed share by one window of 5 s; between polls nothing is decided."""
+    contender, loads = CONTENDERS["trimtab-plain"], packaged_loads()
+    setup = setup_of(contender, contender.setting, loads)
+    requests = list(probe("alternating", seed=1, duration_s=60.0))
+    looks, polls = [], []
+
+    class Watched(ShareController):
+        def tick(self, look, desk):
+            before = self._state
+            super().tick(look, desk)
+            looks.append(look.now_s)
+            if self._state is not before:
+                polls.append(look.now_s)
+
+    made = contender.controller(requests, loads, contender.setting)
+    assert made.period_s == 5.0
+    made.__class__ = Watched
+    run_pool(setup, requests, made, policy="p", trace="t", seed=1, duration_s=60.0)
+    assert len(looks) > 4 * len(polls)
+    assert {round(after - before, 6) for before, after in itertools.pairwise(polls)} == {5.0}
 
 
 def test_trimtab_is_judged_by_what_it_ships():

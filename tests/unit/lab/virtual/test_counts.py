@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.virtual.counts import choose_awake
-from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.overlay import OverlayReplica, adopt_awake
 from policy_engine.core.vocabulary import MemberKey
+from trimtab.domain.replica import Replica
 from trimtab.words import LifeCycle, Role
 
 A, B, PAIR = (MemberKey(name, Role.COLOCATED) for name in ("a", "b", "pair"))
@@ -23,13 +23,15 @@ OVERLAY = tuple(
 BY_NAME = {item.replica: item for item in OVERLAY}
 
 
-def facts(awake: tuple[str, ...], loads: Mapping[str, int] | None = None) -> dict[str, ReplicaFacts]:
+def facts(awake: tuple[str, ...], loads: Mapping[str, int] | None = None) -> dict[str, Replica]:
     return {
-        item.replica: ReplicaFacts(
-            item.replica,
-            LifeCycle.ACTIVE if item.replica in awake else LifeCycle.SLEEPING,
-            item.replica in awake,
-            (loads or {}).get(item.replica, 0),
+        item.replica: Replica(
+            replica=item.replica,
+            service=item.member.service,
+            role=item.member.role,
+            life_cycle=LifeCycle.ACTIVE if item.replica in awake else LifeCycle.SLEEPING,
+            routable=item.replica in awake,
+            in_flight=(loads or {}).get(item.replica, 0),
         )
         for item in OVERLAY
     }

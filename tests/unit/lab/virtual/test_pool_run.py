@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from actuator.core.fencing import refuse
 from actuator.core.model import Limits, OperationKind, OperationState, StepKind
 from lab.baselines.interface import Desired, FleetView
 from lab.virtual.actuation import ActuatorPace
@@ -23,6 +24,8 @@ from simulator.core.memory import OutOfMemory
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
 from tests.unit.lab.virtual.pools import MODELS, pool_setup, stepped_trace
+from trimtab.domain.operation import Operation
+from trimtab.domain.pool import DesiredPool
 from trimtab.words import LifeCycle, Role
 
 DURATION_S = 120.0
@@ -314,3 +317,26 @@ def test_the_first_sleep_is_slow_unless_it_was_done_before() -> None:
         assert pool.servers.sleep(name, lambda: times.append(pool.servers.clock.now_s - start_s)) == 0  # noqa: B023
         pool.servers.clock.run_before(start_s + 60.0)
     assert times == pytest.approx([server.profile.lifecycle.first_sleep_s, server.profile.lifecycle.sleep_s])
+
+
+def test_what_the_actuator_refuses_is_counted_and_asked_for_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replicas of a refused transition are left alone, the awake set stays, and other transitions follow."""
+    pool = PoolRun(pool_setup(), controller := ShareController())
+    apply, refused_at_s = pool.actuator.apply, list[float]()
+
+    def refuse_once(desired: DesiredPool) -> Operation | None:
+        if pool.servers.clock.now_s < START_S or refused_at_s:
+            return apply(desired)
+        refused_at_s.append(pool.servers.clock.now_s)
+        raise refuse("GPU_TAKEN", "pool pool: for the test")
+
+    monkeypatch.setattr(pool.actuator, "apply", refuse_once)
+    trace = stepped_trace(seed=1, duration_s=DURATION_S, small_rps=6.0, large_rps=(1.0, 30.0))
+    pool.run(trace, duration_s=DURATION_S, grace_s=600.0)
+    result = pool.result(policy="p", trace="t", seed=1, duration_s=DURATION_S)
+    assert result.counts["refused"] == 1.0
+    first, second, *_ = [at_s for at_s, draft in controller.decisions if draft.transition is not None]
+    assert first == refused_at_s[0]
+    assert second > first
+    assert result.transitions >= 1
+    assert bool(result.requests.complete.all())

@@ -99,6 +99,48 @@ STEP_KIND_CREATE: StepKind.ValueType  # 3
 STEP_KIND_DELETE: StepKind.ValueType  # 4
 Global___StepKind: _TypeAlias = StepKind  # noqa: Y015
 
+class _RecordKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RecordKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecordKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RECORD_KIND_UNSPECIFIED: _RecordKind.ValueType  # 0
+    RECORD_KIND_REPLICA: _RecordKind.ValueType  # 1
+    RECORD_KIND_POOL: _RecordKind.ValueType  # 2
+    RECORD_KIND_OPERATION: _RecordKind.ValueType  # 3
+    RECORD_KIND_META: _RecordKind.ValueType  # 4
+    """The cluster's revisions and tokens."""
+
+class RecordKind(_RecordKind, metaclass=_RecordKindEnumTypeWrapper): ...
+
+RECORD_KIND_UNSPECIFIED: RecordKind.ValueType  # 0
+RECORD_KIND_REPLICA: RecordKind.ValueType  # 1
+RECORD_KIND_POOL: RecordKind.ValueType  # 2
+RECORD_KIND_OPERATION: RecordKind.ValueType  # 3
+RECORD_KIND_META: RecordKind.ValueType  # 4
+"""The cluster's revisions and tokens."""
+Global___RecordKind: _TypeAlias = RecordKind  # noqa: Y015
+
+class _RecordFault:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RecordFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecordFault.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RECORD_FAULT_UNSPECIFIED: _RecordFault.ValueType  # 0
+    RECORD_FAULT_NEWER: _RecordFault.ValueType  # 1
+    """A newer release wrote it."""
+    RECORD_FAULT_CORRUPT: _RecordFault.ValueType  # 2
+
+class RecordFault(_RecordFault, metaclass=_RecordFaultEnumTypeWrapper): ...
+
+RECORD_FAULT_UNSPECIFIED: RecordFault.ValueType  # 0
+RECORD_FAULT_NEWER: RecordFault.ValueType  # 1
+"""A newer release wrote it."""
+RECORD_FAULT_CORRUPT: RecordFault.ValueType  # 2
+Global___RecordFault: _TypeAlias = RecordFault  # noqa: Y015
+
 class _EndpointState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -566,6 +608,7 @@ class ListReplicasResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     FIXED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     next_page_token: _builtins.str
     cluster: _builtins.str
@@ -573,6 +616,10 @@ class ListReplicasResponse(_message.Message):
     """Somebody else runs the servers: none is made or deleted here, so no pool can pre-warm."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]: ...
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRecord]:
+        """Records that this release cannot read; what they are about is held. The same on every page."""
+
     def __init__(
         self,
         *,
@@ -581,14 +628,52 @@ class ListReplicasResponse(_message.Message):
         next_page_token: _builtins.str = ...,
         cluster: _builtins.str = ...,
         fixed: _builtins.bool = ...,
+        refused: _abc.Iterable[Global___RefusedRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "fixed", b"fixed", "next_page_token", b"next_page_token", "replicas", b"replicas", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "fixed", b"fixed", "next_page_token", b"next_page_token", "refused", b"refused", "replicas", b"replicas", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListReplicasResponse: _TypeAlias = ListReplicasResponse  # noqa: Y015
+
+@_typing.final
+class RefusedRecord(_message.Message):
+    """A stored record that cannot be read. It stays as it is, and nobody changes what it is about, until an operator or
+    another release sees to it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    kind: Global___RecordKind.ValueType
+    name: _builtins.str
+    """The replica, pool or operation."""
+    fault: Global___RecordFault.ValueType
+    detail: _builtins.str
+    """Its key in the store and what is wrong."""
+    remedy: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: Global___RecordKind.ValueType = ...,
+        name: _builtins.str = ...,
+        fault: Global___RecordFault.ValueType = ...,
+        detail: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "fault", b"fault", "kind", b"kind", "name", b"name", "remedy", b"remedy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedRecord: _TypeAlias = RefusedRecord  # noqa: Y015
 
 @_typing.final
 class WatchReplicasRequest(_message.Message):

@@ -95,6 +95,8 @@ class _PredictionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Prediction
     """The same with an exponent learnt from the member's own transfers."""
     PREDICTION_CAPACITY: _Prediction.ValueType  # 3
     """From the load and the capacities of the profile."""
+    PREDICTION_NONE: _Prediction.ValueType  # 4
+    """None: a member is judged by the Z that it has before the transfer."""
 
 class Prediction(_Prediction, metaclass=_PredictionEnumTypeWrapper):
     """How Z after a transfer is predicted."""
@@ -106,6 +108,8 @@ PREDICTION_ELASTICITY: Prediction.ValueType  # 2
 """The same with an exponent learnt from the member's own transfers."""
 PREDICTION_CAPACITY: Prediction.ValueType  # 3
 """From the load and the capacities of the profile."""
+PREDICTION_NONE: Prediction.ValueType  # 4
+"""None: a member is judged by the Z that it has before the transfer."""
 Global___Prediction: _TypeAlias = Prediction  # noqa: Y015
 
 class _Overload:
@@ -793,6 +797,7 @@ class PoolRules(_message.Message):
     OVERLOAD_FIELD_NUMBER: _builtins.int
     MAX_TRANSITIONS_FIELD_NUMBER: _builtins.int
     DONOR_MARGIN_FIELD_NUMBER: _builtins.int
+    REBALANCE_WAITS_FIELD_NUMBER: _builtins.int
     allocation: Global___Allocation.ValueType
     prediction: Global___Prediction.ValueType
     stage_guard: _builtins.bool
@@ -806,6 +811,8 @@ class PoolRules(_message.Message):
     """Transitions under way at a time; 0 for one per 32 GPUs."""
     donor_margin: _builtins.float
     """In a rescue a donor's Z stays above the receiver's by this share of it."""
+    rebalance_waits: _builtins.bool
+    """The slow loop takes from no donor while a rescue is pending, also one that nothing can serve."""
     @_builtins.property
     def load(self) -> Global___LoadRule: ...
     def __init__(
@@ -820,15 +827,18 @@ class PoolRules(_message.Message):
         overload: Global___Overload.ValueType = ...,
         max_transitions: _builtins.int = ...,
         donor_margin: _builtins.float | None = ...,
+        rebalance_waits: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin", "_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "donor_margin", b"donor_margin", "load", b"load", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin", "_priority_base", b"_priority_base", "_rebalance_waits", b"_rebalance_waits", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "donor_margin", b"donor_margin", "load", b"load", "priority_base", b"priority_base", "rebalance_waits", b"rebalance_waits", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin", "_priority_base", b"_priority_base", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "allocation", b"allocation", "donor_margin", b"donor_margin", "load", b"load", "max_transitions", b"max_transitions", "overload", b"overload", "prediction", b"prediction", "priority_base", b"priority_base", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin", "_priority_base", b"_priority_base", "_rebalance_waits", b"_rebalance_waits", "_settle_s", b"_settle_s", "_stage_guard", b"_stage_guard", "allocation", b"allocation", "donor_margin", b"donor_margin", "load", b"load", "max_transitions", b"max_transitions", "overload", b"overload", "prediction", b"prediction", "priority_base", b"priority_base", "rebalance_waits", b"rebalance_waits", "settle_s", b"settle_s", "stage_guard", b"stage_guard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__donor_margin: _TypeAlias = _typing.Literal["donor_margin"]  # noqa: Y015
     _WhichOneofArgType__donor_margin: _TypeAlias = _typing.Literal["_donor_margin", b"_donor_margin"]  # noqa: Y015
     _WhichOneofReturnType__priority_base: _TypeAlias = _typing.Literal["priority_base"]  # noqa: Y015
     _WhichOneofArgType__priority_base: _TypeAlias = _typing.Literal["_priority_base", b"_priority_base"]  # noqa: Y015
+    _WhichOneofReturnType__rebalance_waits: _TypeAlias = _typing.Literal["rebalance_waits"]  # noqa: Y015
+    _WhichOneofArgType__rebalance_waits: _TypeAlias = _typing.Literal["_rebalance_waits", b"_rebalance_waits"]  # noqa: Y015
     _WhichOneofReturnType__settle_s: _TypeAlias = _typing.Literal["settle_s"]  # noqa: Y015
     _WhichOneofArgType__settle_s: _TypeAlias = _typing.Literal["_settle_s", b"_settle_s"]  # noqa: Y015
     _WhichOneofReturnType__stage_guard: _TypeAlias = _typing.Literal["stage_guard"]  # noqa: Y015
@@ -837,6 +847,8 @@ class PoolRules(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__donor_margin) -> _WhichOneofReturnType__donor_margin | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority_base) -> _WhichOneofReturnType__priority_base | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rebalance_waits) -> _WhichOneofReturnType__rebalance_waits | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__settle_s) -> _WhichOneofReturnType__settle_s | None: ...
     @_typing.overload
@@ -2037,8 +2049,11 @@ class ExplainDecisionResponse(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
     REPLAY_MATCHES_FIELD_NUMBER: _builtins.int
+    NOT_REPLAYED_FIELD_NUMBER: _builtins.int
     replay_matches: _builtins.bool
     """The engine computed it again from its inputs, and what came out was the same."""
+    not_replayed: _builtins.str
+    """Why it was not computed again: its inputs are not kept, cannot be read, or are of another schema. Else empty."""
     @_builtins.property
     def decision(self) -> _decision_pb2.Decision: ...
     @_builtins.property
@@ -2051,10 +2066,11 @@ class ExplainDecisionResponse(_message.Message):
         decision: _decision_pb2.Decision | None = ...,
         lines: _abc.Iterable[_builtins.str] | None = ...,
         replay_matches: _builtins.bool = ...,
+        not_replayed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "lines", b"lines", "replay_matches", b"replay_matches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "lines", b"lines", "not_replayed", b"not_replayed", "replay_matches", b"replay_matches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

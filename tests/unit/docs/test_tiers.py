@@ -1,0 +1,48 @@
+"""Every tier of tests is run by `make test`, by .ci/run, or on demand alone, and each by one of them."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import BLOCK_PORTS, SINGLES, claim_block, claim_stack, is_free
+
+ROOT = Path(__file__).parents[3]
+ON_DEMAND = {"vllm"}
+NO_TIERS = {"data", "support", "__pycache__"}
+
+
+def tiers() -> set[str]:
+    return {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - NO_TIERS
+
+
+def test_make_test_and_ci_share_the_tiers_out() -> None:
+    quick = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"])
+    ci = (ROOT / ".ci" / "run").read_text()
+    rest = {f"tests/{tier}" for tier in tiers() if f"tests/{tier}" in ci}
+    assert quick & rest == set()
+    assert quick | rest == {f"tests/{tier}" for tier in tiers() - ON_DEMAND}
+
+
+def test_a_test_has_its_folders_mark(request: pytest.FixtureRequest) -> None:
+    marks = {mark.name for mark in request.node.iter_markers()}
+    assert marks & tiers() == {"unit"}
+
+
+def test_two_processes_get_no_port_in_common() -> None:
+    """The ranges are held by sockets, so that two claims of one process are as apart as those of two."""
+    first, second = claim_block(), claim_block()
+    assert set(first.take(40)).isdisjoint(second.take(40))
+    one, held = claim_stack()
+    other, held_too = claim_stack()
+    with held, held_too:
+        assert one != other
+
+
+def test_ports_come_side_by_side_and_none_twice_before_the_block_is_through() -> None:
+    block = claim_block()
+    together = block.take(10)
+    assert together == list(range(together[0], together[0] + 10))
+    rest = [port for _ in range(20) for port in block.take(10)]
+    assert len({*together, *rest}) == 210 < BLOCK_PORTS
+    assert all(port in SINGLES and is_free(port) for port in (*together, *rest))
