@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from actuator.core.admission_placement import PlacementRequest, apply_placements
 from actuator.core.fencing import Refused
-from actuator.core.model import Limits, OperationState, Spec, StepKind
+from actuator.core.model import Limits, OperationState, PlacedSpec, StepKind
 from actuator.core.placement_exchange import group_requests, node_columns
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace, VirtualActuator
@@ -44,7 +44,7 @@ class PlacingActuator(VirtualActuator):
         profiles: Mapping[str, Profile],
         limits: Limits | None = None,
         pace: ActuatorPace | None = None,
-        on_created: Callable[[Spec], None],
+        on_created: Callable[[PlacedSpec], None],
         on_deleted: Callable[[str], None],
     ) -> None:
         super().__init__(
@@ -99,7 +99,7 @@ class PlacingActuator(VirtualActuator):
                     service=record.spec.service,
                     role=record.spec.role,
                     cluster=CLUSTER,
-                    node=record.spec.node,
+                    node=record.placement.node,
                     group=record.spec.group,
                     leaving=name in deleting
                     or record.life_cycle in _LEAVING
