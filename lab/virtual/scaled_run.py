@@ -22,13 +22,13 @@ from lab.virtual.servers import VirtualServers
 from lab.virtual.serving import Serving
 from lab.virtual.staged_gateway import StagedGateway
 from policy_engine.core.scaling_request import exists, scaling_request
-from policy_engine.core.signals import FrontDoor
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
 from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from trimtab.config.resources import ServicePolicy
+from trimtab.domain.role_signals import FrontDoor
 from trimtab.domain.scaling import ScalingRequest
 from trimtab.words import Role
 

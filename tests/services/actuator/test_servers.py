@@ -15,7 +15,6 @@ from actuator.core.world import Action, Listed, Node, Outcome, RunState
 from actuator.shell.backend import BackendError
 from actuator.shell.engine_client import Gauges
 from actuator.shell.executor import Executor
-from actuator.shell.gpu_exporter import read_memory
 from actuator.shell.local_backend import LocalBackend
 from actuator.shell.observer import Observer, look
 from actuator.shell.settings import ActuatorSettings
@@ -25,6 +24,7 @@ from tests.support.old_vllm import OldVllm
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.config.settings import SettingsError, load_settings
+from trimtab.domain.dialects.dcgm import read_gpu_memory
 from trimtab.words import Role
 
 PAGE = """\
@@ -569,7 +569,7 @@ EXPORTS = {
 @pytest.mark.parametrize("what", sorted(EXPORTS))
 def test_what_an_exporter_says_of_memory(what: str) -> None:
     page, expected = EXPORTS[what]
-    assert read_memory(page) == expected
+    assert read_gpu_memory(page.encode()) == expected
 
 
 async def test_memory_of_given_servers_is_measured_where_the_file_names_an_exporter(
