@@ -9,7 +9,7 @@ from metrics_collector.core.dialects.mapping import DialectError, parse_dialects
 from metrics_collector.core.dialects.model import Dialect
 from trimtab.config.yamlfile import YamlError, read_bounded_text
 
-# A page goes by the first of them that it has a mark of: V1 reads what V0's marks tell apart.
+# A page is read by the first dialect of which it has a mark; V0's marks are on no page of V1.
 _SHIPPED = ("vllm-v0", "vllm-v1", "sglang")
 
 
