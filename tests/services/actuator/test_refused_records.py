@@ -77,7 +77,12 @@ REQUEST = PoolRequest(
         state_revision=4,
         overlay=(
             OverlayReplica(
-                SPEC.replica, MemberKey(SPEC.service, SPEC.role), SPEC.model, SPEC.profile, SPEC.node, SPEC.gpu_indices
+                SPEC.replica,
+                MemberKey(SPEC.service, SPEC.role),
+                SPEC.spec.model,
+                SPEC.spec.profile,
+                SPEC.node,
+                SPEC.placement.gpu_indices,
             ),
         ),
         awake=(),
