@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from metrics_collector.core.counting import FIRST_COUNTER, Bools, Floats, Ints
 from metrics_collector.core.rings import AVERAGED, FLOWED, PEAK, HistogramRings, ServerRings
-from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Counter, Gauge, Schema
+from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Schema
 from metrics_collector.core.window import Ends, Window, ends, peaks, time_averages
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.dialects.model import Counter, Gauge
 from trimtab.domain.signals import Signal
 
 SIGNAL_COLUMN: Mapping[Signal, int] = MappingProxyType({name: column for column, name in enumerate(Signal)})

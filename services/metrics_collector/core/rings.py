@@ -7,7 +7,8 @@ servers of one schema. Both use the same ring positions, so that a row of one be
 import numpy as np
 from numpy.typing import NDArray
 
-from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Gauge, Schema
+from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Schema
+from trimtab.domain.dialects.model import Gauge
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

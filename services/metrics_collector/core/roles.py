@@ -20,8 +20,9 @@ from metrics_collector.core.counting import Bools, Floats, Ints
 from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Verdicts
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN, ReplicaWindows
-from metrics_collector.core.schema import COUNTERS, SCALARS, Counter
+from metrics_collector.core.schema import COUNTERS, SCALARS
 from metrics_collector.core.targets import RoleKey, Target
+from trimtab.domain.dialects.model import Counter
 from trimtab.domain.histogram import Histogram, merge_histograms
 from trimtab.domain.role_window import LatencySums, RoleWindow, SignalSums
 from trimtab.domain.signals import Latency, Signal

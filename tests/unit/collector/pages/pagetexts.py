@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics_collector.core.dialects import Combine, Dialect, Family, Kind
-from metrics_collector.core.dialects.model import counter_spellings
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Reading
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
+from trimtab.domain.dialects.model import Combine, Counter, Dialect, Family, Kind, counter_spellings
 from trimtab.domain.signals import Latency
 
 COLUMNS: Mapping[str, int] = {
