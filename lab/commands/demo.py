@@ -46,7 +46,7 @@ from trimtab.cli.up import (
     running,
 )
 from trimtab.cli_errors import CommandError
-from trimtab.config.resources import Pool, Resource, ServicePolicy
+from trimtab.config.resources import Resource, ServicePolicy, kind_of
 from trimtab.rpc.errors import describe
 from trimtab.views.text import message_dict
 from trimtab.words import Role
@@ -244,10 +244,8 @@ async def _bring_up(services: Services, resources: list[Resource], stop: asyncio
 
 async def _pause_all(services: Services, resources: list[Resource]) -> None:
     for resource in resources:
-        kind = policy_pb2.RESOURCE_KIND_POOL if isinstance(resource, Pool) else policy_pb2.RESOURCE_KIND_SERVICE_POLICY
-        await services.policy.Pause(
-            policy_pb2.PauseRequest(kind=kind, name=resource.name, reason="static pass of the demo")
-        )
+        number, reason = kind_of(resource).number, "static pass of the demo"
+        await services.policy.Pause(policy_pb2.PauseRequest(kind=number, name=resource.name, reason=reason))
 
 
 async def _load(plan: DemoPlan, up: RunningStack, name: PassName, stop: asyncio.Event) -> ReplayReport:

@@ -13,14 +13,15 @@ def resources_of_pass(
     resources: Sequence[Resource], split: Mapping[str, int], demand: Mapping[str, MeanDemand], *, static: bool
 ) -> list[Resource]:
     """Pools start from the split; in the static pass every scaled service is held at what its mean demand needs."""
-    return [
-        _with_split(resource, split)
-        if isinstance(resource, Pool)
-        else _held_at_mean(resource, demand)
-        if static
-        else resource
-        for resource in resources
-    ]
+    found: list[Resource] = []
+    for resource in resources:
+        if isinstance(resource, Pool):
+            found.append(_with_split(resource, split))
+        elif isinstance(resource, ServicePolicy) and static:
+            found.append(_held_at_mean(resource, demand))
+        else:
+            found.append(resource)
+    return found
 
 
 def expected_replicas(resources: Sequence[Resource]) -> dict[tuple[str, Role], int]:

@@ -10,26 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 
 from actuator.core.admission_placement import PlacementRequest, apply_placements
 from actuator.core.fencing import Refused
-from actuator.core.model import Limits, OperationState, Spec, StepKind
+from actuator.core.model import Limits, PlacedSpec
 from actuator.core.placement_exchange import group_requests, node_columns
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace, VirtualActuator
 from lab.virtual.gateway import CLUSTER
 from lab.virtual.servers import VirtualServers
 from lab.virtual.staged_gateway import StagedGateway
-from prescheduler.core.model import ClusterInventory, ScaledReplica, ServiceResult
+from prescheduler.core.inventory import cluster_inventory, taken_away
+from prescheduler.core.model import ClusterInventory, ServiceResult
 from prescheduler.core.pacing import Pace, note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from simulator.core.profile import Profile
 from trimtab.domain.placement import GroupPlacement
 from trimtab.domain.scaling import ScalingRequest
-from trimtab.words import HoldOwner, LifeCycle
 
 WRITER = "pre-scheduler"
 RETRY_PLACEMENT_S = 5.0
 """The pre-scheduler's `retry_placement_s`: the first wait when what was placed is missing again."""
-_LEAVING = frozenset({LifeCycle.DRAINING, LifeCycle.TERMINATING})
 
 
 class PlacingActuator(VirtualActuator):
@@ -44,7 +43,7 @@ class PlacingActuator(VirtualActuator):
         profiles: Mapping[str, Profile],
         limits: Limits | None = None,
         pace: ActuatorPace | None = None,
-        on_created: Callable[[Spec], None],
+        on_created: Callable[[PlacedSpec], None],
         on_deleted: Callable[[str], None],
     ) -> None:
         super().__init__(
@@ -82,31 +81,12 @@ class PlacingActuator(VirtualActuator):
 
     def inventory(self) -> ClusterInventory:
         """The cluster's nodes with their free GPUs, and its replicas, as the pre-scheduler asks for them."""
-        deleting = {
-            step.replica
-            for operation in self.unfinished()
-            for step in operation.steps
-            if (step.kind is StepKind.DELETE and step.state in (OperationState.PENDING, OperationState.RUNNING))
-            or (step.kind is StepKind.CREATE and step.state is OperationState.ROLLING_BACK)
-        }
-        return ClusterInventory(
-            cluster=CLUSTER,
+        return cluster_inventory(
+            CLUSTER,
             inventory_revision=self.state.meta.inventory_revision,
             nodes=node_columns(self.state, self._world()),
-            replicas=tuple(
-                ScaledReplica(
-                    name=name,
-                    service=record.spec.service,
-                    role=record.spec.role,
-                    cluster=CLUSTER,
-                    node=record.spec.node,
-                    group=record.spec.group,
-                    leaving=name in deleting
-                    or record.life_cycle in _LEAVING
-                    or any(hold.owner is HoldOwner.SOFT_SCALE_IN for hold in record.holds),
-                )
-                for name, record in sorted(self.state.replicas.items())
-            ),
+            replicas=self.listed_replicas(),
+            deleting=taken_away(self.listed_operations()),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from actuator.core.model import Limits, Spec
+from actuator.core.model import Limits, PlacedSpec
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace
 from lab.virtual.gateway import CLUSTER
@@ -210,8 +210,8 @@ class ScaledRun:
                 )
             )
 
-    def _created(self, spec: Spec) -> None:
-        self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+    def _created(self, placed: PlacedSpec) -> None:
+        self.collector.add(placed.replica, placed.service, placed.role, len(placed.placement.gpu_indices))
 
     def _deleted(self, name: str) -> None:
         self.collector.remove(name)

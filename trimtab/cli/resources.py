@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import grpc
 import typer
@@ -15,37 +15,29 @@ from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item, explain
 from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.output import console, print_json
 from trimtab.cli_errors import CommandError
+from trimtab.config.kinds import R, ResourceKind
 from trimtab.config.resources import (
-    Pool,
+    KINDS,
     Resource,
     ResourceError,
-    ServicePolicy,
+    apply_order,
+    kind_of,
     parse_document,
-    parse_pool,
-    parse_service_policy,
-    pool_to_proto,
-    service_policy_to_proto,
     to_document,
 )
 from trimtab.config.yamlfile import YamlError, dump_yaml_documents, parse_yaml_documents, read_bounded_text
 from trimtab.rpc.errors import error_reason
 from trimtab.views.text import MISSING
 
-_KINDS = {
-    "servicepolicy": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
-    "servicepolicies": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
-    "service": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
-    "services": policy_pb2.RESOURCE_KIND_SERVICE_POLICY,
-    "pool": policy_pb2.RESOURCE_KIND_POOL,
-    "pools": policy_pb2.RESOURCE_KIND_POOL,
-}
-KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="servicepolicy or pool")]
+_KINDS: Mapping[str, ResourceKind[Any, Any]] = {word: kind for kind in KINDS for word in kind.words}
+_KNOWN_KINDS = " or ".join(kind.words[0] for kind in KINDS)
+KindArgument = Annotated[str, typer.Argument(metavar="KIND", help=_KNOWN_KINDS)]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 
 
 def read_resources(paths: Sequence[Path]) -> list[Resource]:
-    """Every resource of files and folders (*.yaml, *.yml), ServicePolicies before Pools.
+    """Every resource of files and folders (*.yaml, *.yml), in the order of `KINDS`.
 
     Raises CommandError, also for a second resource of one kind and name: the later would replace the first.
     """
@@ -64,7 +56,7 @@ def read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
 
 
 def parse_placed(texts: Iterable[tuple[str, str]]) -> list[tuple[Resource, str]]:
-    """The resources of (name, YAML text), each with the name that it stands in, ServicePolicies before Pools.
+    """The resources of (name, YAML text), each with the name that it stands in, in the order of `KINDS`.
 
     Raises YamlError, and CommandError for a resource that is wrong or given twice.
     """
@@ -84,7 +76,7 @@ def parse_placed(texts: Iterable[tuple[str, str]]) -> list[tuple[Resource, str]]
                     f"{place}: {resource.kind} {resource.name} is in {first} already; keep one, or give another name"
                 )
             resources.append(resource)
-    ordered = sorted(resources, key=lambda resource: isinstance(resource, Pool))
+    ordered = sorted(resources, key=apply_order)
     return [(resource, places[resource.kind, resource.name]) for resource in ordered]
 
 
@@ -115,29 +107,15 @@ async def apply_into(
 ) -> None:
     """`apply_resources` into a list that the caller holds: after a refusal it has what came before."""
     for position, resource in enumerate(resources):
-        before = resources[:position] if validate_only else ()
-        policies = [service_policy_to_proto(other) for other in before if isinstance(other, ServicePolicy)]
-        pools = [pool_to_proto(other) for other in before if isinstance(other, Pool)]
-        if isinstance(resource, ServicePolicy):
-            policy_reply = await services.policy.ApplyServicePolicy(
-                policy_pb2.ApplyServicePolicyRequest(
-                    service_policy=service_policy_to_proto(resource),
-                    validate_only=validate_only,
-                    assumed_policies=policies,
-                    assumed_pools=pools,
-                )
-            )
-            applied.append((parse_service_policy(policy_reply.service_policy), policy_reply.changed))
-        else:
-            pool_reply = await services.policy.ApplyPool(
-                policy_pb2.ApplyPoolRequest(
-                    pool=pool_to_proto(resource),
-                    validate_only=validate_only,
-                    assumed_policies=policies,
-                    assumed_pools=pools,
-                )
-            )
-            applied.append((parse_pool(pool_reply.pool), pool_reply.changed))
+        kind = kind_of(resource)
+        request = kind.method("Apply").request(validate_only=validate_only)
+        getattr(request, kind.field).CopyFrom(kind.to_message(resource))
+        for other in resources[:position] if validate_only else ():
+            field = kind_of(other).many_in(request)
+            if field is not None:
+                getattr(request, field).append(kind_of(other).to_message(other))
+        reply = await _method(services, kind, "Apply")(request)
+        applied.append((kind.parse(getattr(reply, kind.field)), reply.changed))
 
 
 def apply_command(
@@ -189,8 +167,8 @@ def get_command(
     """Show resources as they are stored."""
     if as_json and as_yaml:
         raise CommandError("give --json or --yaml, not both")
-    number = kind_number(kind)
-    resources = call(endpoints_of(context), lambda services: _fetch(services, number, name))
+    known = kind_named(kind)
+    resources = call(endpoints_of(context), lambda services: _fetch(services, known, name))
     documents = [to_document(resource) for resource in resources]
     if as_json:
         print_json(documents[0] if name else documents)
@@ -202,13 +180,10 @@ def get_command(
 
 def delete_command(context: typer.Context, kind: KindArgument, name: NameArgument) -> None:
     """Delete a resource; its replicas stay as they are."""
-    number = kind_number(kind)
+    known = kind_named(kind)
 
     async def work(services: Services) -> None:
-        if number == policy_pb2.RESOURCE_KIND_POOL:
-            await services.policy.DeletePool(policy_pb2.DeletePoolRequest(name=name))
-        else:
-            await services.policy.DeleteServicePolicy(policy_pb2.DeleteServicePolicyRequest(name=name))
+        await _method(services, known, "Delete")(known.method("Delete").request(name=name))
 
     call(endpoints_of(context), work)
     console.print(f"{name} deleted", highlight=False)
@@ -221,45 +196,40 @@ def pause_command(
     reason: Annotated[str, typer.Option("--reason", help="Kept with the resource and shown in the status.")] = "",
 ) -> None:
     """Freeze a service or pool at its last desired state."""
-    request = policy_pb2.PauseRequest(kind=kind_number(kind), name=name, reason=reason)
+    request = policy_pb2.PauseRequest(kind=kind_named(kind).number, name=name, reason=reason)
     call(endpoints_of(context), lambda services: services.policy.Pause(request))
     console.print(f"{name} paused", highlight=False)
 
 
 def resume_command(context: typer.Context, kind: KindArgument, name: NameArgument) -> None:
     """Let the engine act again."""
-    request = policy_pb2.ResumeRequest(kind=kind_number(kind), name=name)
+    request = policy_pb2.ResumeRequest(kind=kind_named(kind).number, name=name)
     call(endpoints_of(context), lambda services: services.policy.Resume(request))
     console.print(f"{name} resumed", highlight=False)
 
 
-def kind_number(kind: str) -> policy_pb2.ResourceKind.ValueType:
-    """A kind as people write it → protobuf. Raises CommandError."""
+def kind_named(word: str) -> ResourceKind[Any, Any]:
+    """A kind as people write it. Raises CommandError."""
     try:
-        return _KINDS[kind.lower()]
+        return _KINDS[word.lower()]
     except KeyError:
-        raise CommandError(f"unknown kind {kind!r}: servicepolicy or pool") from None
+        raise CommandError(f"unknown kind {word!r}: {_KNOWN_KINDS}") from None
 
 
-async def _fetch(services: Services, kind: policy_pb2.ResourceKind.ValueType, name: str) -> list[Resource]:
-    if kind == policy_pb2.RESOURCE_KIND_POOL:
-        if name:
-            return [parse_pool((await services.policy.GetPool(policy_pb2.GetPoolRequest(name=name))).pool)]
-        pools = await every_item(
-            lambda token: services.policy.ListPools(policy_pb2.ListPoolsRequest(page_size=PAGE_SIZE, page_token=token)),
-            lambda page: page.pools,
-        )
-        return [parse_pool(pool) for pool in pools]
+def _method(services: Services, kind: ResourceKind[Any, Any], verb: Literal["Apply", "Get", "List", "Delete"]) -> Any:
+    return getattr(services.policy, kind.method(verb).name)
+
+
+async def _fetch(services: Services, kind: ResourceKind[R, Any], name: str) -> list[R]:
     if name:
-        reply = await services.policy.GetServicePolicy(policy_pb2.GetServicePolicyRequest(name=name))
-        return [parse_service_policy(reply.service_policy)]
-    policies = await every_item(
-        lambda token: services.policy.ListServicePolicies(
-            policy_pb2.ListServicePoliciesRequest(page_size=PAGE_SIZE, page_token=token)
-        ),
-        lambda page: page.service_policies,
+        reply = await _method(services, kind, "Get")(kind.method("Get").request(name=name))
+        return [kind.parse(getattr(reply, kind.field))]
+    request = kind.method("List").request
+    messages: list[Any] = await every_item(
+        lambda token: _method(services, kind, "List")(request(page_size=PAGE_SIZE, page_token=token)),
+        lambda page: getattr(page, kind.plural_field),
     )
-    return [parse_service_policy(policy) for policy in policies]
+    return [kind.parse(message) for message in messages]
 
 
 def _table(resources: Sequence[Resource]) -> Table:
@@ -271,16 +241,8 @@ def _table(resources: Sequence[Resource]) -> Table:
         table.add_row(
             resource.kind,
             resource.name,
-            _summary(resource),
+            resource.summary,
             str(metadata.revision),
             "yes" if metadata.paused else MISSING,
         )
     return table
-
-
-def _summary(resource: Resource) -> str:
-    if isinstance(resource, Pool):
-        members = ", ".join(member.service for member in resource.spec.members)
-        return f"{resource.spec.budget_gpus} GPUs of {resource.spec.cluster}: {members}"
-    roles: list[Any] = [f"{spec.role} {spec.min_replicas}–{spec.max_replicas}" for spec in resource.spec.roles]
-    return f"{resource.spec.model}: {', '.join(roles)}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
@@ -42,12 +43,34 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DesiredPool:
+class PoolSettings:
+    """What a pool's resource says that its cluster's actuator goes by.
+
+    A field stands under one name in `PoolSpec`, here, and in the messages `PoolState` (of the actuator's API) and
+    `PoolRecord` (of its store); `settings_in` carries it from one to the next. `residence_s` counts with `prewarm`
+    alone: a service that received capacity makes no room for so long.
+    """
+
+    drain_timeout_s: float
+    sleep_level: int = 1
+    prewarm: bool = False
+    residence_s: float = 0.0
+
+
+_SETTINGS = tuple(item.name for item in fields(PoolSettings))
+
+
+def settings_in(source: object) -> dict[str, Any]:
+    """The fields of `PoolSettings` by name, as a spec, a message or another value has them."""
+    return {name: getattr(source, name) for name in _SETTINGS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredPool(PoolSettings):
     """What a pool should look like. Absolute: the awake set, not a change of it.
 
     `state_revision` grows with every change; 0 before it has one. `replica_revision` is the revision of the cluster's
     replicas that the state rests on. After `expires_s`, in Unix seconds, an actuator refuses it; None: never.
-    `residence_s` counts with `prewarm` alone: a service that received capacity makes no room for so long.
     """
 
     pool: str
@@ -56,10 +79,6 @@ class DesiredPool:
     floors: tuple[Floor, ...]
     budget_gpus: int
     decision_id: str
-    drain_timeout_s: float
-    sleep_level: int = 1
-    prewarm: bool = False
-    residence_s: float = 0.0
     state_revision: int = 0
     replica_revision: int = 0
     expires_s: float | None = None
@@ -95,10 +114,7 @@ def desired_to_proto(desired: DesiredPool) -> actuator_pb2.PoolState:
         decision_id=desired.decision_id,
         replica_revision=desired.replica_revision,
         expire_time=optional_timestamp(desired.expires_s),
-        drain_timeout_s=desired.drain_timeout_s,
-        sleep_level=desired.sleep_level,
-        prewarm=desired.prewarm,
-        residence_s=desired.residence_s,
+        **settings_in(desired),
     )
 
 
@@ -121,10 +137,7 @@ def desired_from_proto(message: actuator_pb2.PoolState) -> DesiredPool:
         decision_id=message.decision_id,
         replica_revision=message.replica_revision,
         expires_s=seconds_of(message.expire_time) if message.HasField("expire_time") else None,
-        drain_timeout_s=message.drain_timeout_s,
-        sleep_level=message.sleep_level or 1,
-        prewarm=message.prewarm,
-        residence_s=message.residence_s,
+        **{**settings_in(message), "sleep_level": message.sleep_level or 1},
     )
 
 

@@ -20,13 +20,13 @@ Fields correspond by name. What corresponds to what:
 A field without a counterpart, or with one of another kind, is a ``SchemaMismatch`` when the codec is made.
 
 ``write`` changes a copy of the previous message, so that fields that this release does not know survive. Elements of
-a repeated field are matched by the fields that ``ids`` names for their type; with ``()``, by equality of all that is
-known of them. Map entries are matched by key.
+a repeated field are matched by the fields that ``ids`` names for their type, ``spec.replica`` being one of a message
+within; with ``()``, by equality of all that is known of them. Map entries are matched by key.
 """
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -41,6 +41,7 @@ from trimtab.store.message_fields import (
     Form,
     Formed,
     Items,
+    Leaf,
     LeafField,
     LeafList,
     MapField,
@@ -52,11 +53,12 @@ from trimtab.store.message_fields import (
     Unreadable,
     Wrapped,
     by_fields,
+    by_paths,
     known_bytes,
     leaf_of,
 )
 
-__all__ = ["Codec", "Form", "Rules", "SchemaMismatch", "Unreadable"]
+__all__ = ["Codec", "Compiler", "Form", "Rules", "SchemaMismatch", "Unreadable"]
 
 V = TypeVar("V")
 
@@ -85,7 +87,11 @@ class Codec(Generic[V]):
     def __init__(self, value_type: type[V], message_type: type[Message], rules: Rules | None = None) -> None:
         self.value_type = value_type
         self.message_type = message_type
-        self._converter = _Compiler(rules or Rules()).message(value_type, message_type.DESCRIPTOR, value_type.__name__)
+        compiler = self._compiler(rules or Rules())
+        self._converter = compiler.message(value_type, message_type.DESCRIPTOR, value_type.__name__)
+
+    def _compiler(self, rules: Rules) -> "Compiler":
+        return Compiler(rules)
 
     def write(self, value: V, onto: Message | None = None) -> Any:
         """A message with the value, and with what ``onto`` has beside it. Raises ``ValueError``, naming the field."""
@@ -106,16 +112,19 @@ class Codec(Generic[V]):
 # Compilation
 
 
-class _Compiler:
+class Compiler:
     """Compiles each pair of type and message once, so that types may contain themselves."""
 
+    presence_tells_none = True
+    """Whether a value that may be None needs a field with presence."""
+
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._structs: dict[tuple[type, str], Struct] = {}
 
     def message(self, hint: Any, descriptor: Any, place: str) -> Converter:
         """Between a type and a message."""
-        form = self._rules.forms.get(hint) if isinstance(hint, type) else None
+        form = self.rules.forms.get(hint) if isinstance(hint, type) else None
         if form is not None:
             if form.message.DESCRIPTOR.full_name != descriptor.full_name:
                 raise SchemaMismatch(
@@ -140,20 +149,30 @@ class _Compiler:
         if known is not None:
             return known
         struct = self._structs[value_type, descriptor.full_name] = Struct(value_type)
-        names = self._rules.names.get(value_type, _NOTHING)
-        omitted = self._rules.only_value.get(value_type, frozenset())
-        hints = {name: hint for name, hint in _fields_of(value_type).items() if name not in omitted}
+        struct.fields.extend(self.fields(value_type, _fields_of(value_type), descriptor, place))
+        return struct
+
+    def fields(
+        self, value_type: type, hints: Mapping[str, Any], descriptor: Any, place: str
+    ) -> Iterator[tuple[str, str, Accessor]]:
+        """Each field of a type with the name of its message's field. Raises ``SchemaMismatch`` where they differ."""
+        names = self.rules.names.get(value_type, _NOTHING)
+        omitted = self.rules.only_value.get(value_type, frozenset())
+        hints = {name: hint for name, hint in hints.items() if name not in omitted}
         stored = descriptor.fields_by_name
         wanted = {names.get(name, name): name for name in hints}
-        spare = set(stored) - set(wanted) - self._rules.only_stored.get(descriptor.full_name, frozenset())
+        spare = set(stored) - set(wanted) - self.rules.only_stored.get(descriptor.full_name, frozenset())
         problems = [f"{value_type.__name__}.{wanted[at]} has no field {at}" for at in sorted(set(wanted) - set(stored))]
         problems += [f"{descriptor.full_name}.{at} has no field in {value_type.__name__}" for at in sorted(spare)]
         if problems:
             raise SchemaMismatch(f"{place}: {'; '.join(problems)}")
         for name, hint in hints.items():
             at = names.get(name, name)
-            struct.fields.append((name, at, self._field(hint, stored[at], f"{place}.{name}")))
-        return struct
+            yield name, at, self._field(hint, stored[at], f"{place}.{name}")
+
+    def leaf(self, hint: Any, at: FieldDescriptor, place: str) -> Leaf:
+        """Between a type and a scalar."""
+        return leaf_of(hint, at, place)
 
     def _field(self, hint: Any, at: FieldDescriptor, place: str) -> Accessor:
         """Between a type and one field."""
@@ -163,21 +182,21 @@ class _Compiler:
         if at.is_repeated:
             return self._repeated(hint, at, place)
         inner, optional = _without_none(hint)
-        if optional and not at.has_presence:
+        if optional and self.presence_tells_none and not at.has_presence:
             raise SchemaMismatch(f"{place}: may be None, {at.full_name} has no presence")
         if entry is not None:
             return MessageField(at.name, self.message(inner, entry, place), optional)
-        return LeafField(at.name, leaf_of(inner, at, place), optional, at.has_presence)
+        return LeafField(at.name, self.leaf(inner, at, place), optional, at.has_presence)
 
     def _map(self, hint: Any, at: FieldDescriptor, entry: Any, place: str) -> Accessor:
         parts = get_args(hint)
         if get_origin(hint) not in (Mapping, dict) or len(parts) != 2:
             raise SchemaMismatch(f"{place}: {hint} cannot be a map")
         value = entry.fields_by_name["value"]
-        key = leaf_of(parts[0], entry.fields_by_name["key"], f"{place} key")
+        key = self.leaf(parts[0], entry.fields_by_name["key"], f"{place} key")
         if value.message_type is not None:
             return MapField(at.name, key, None, self.message(parts[1], value.message_type, f"{place} value"))
-        return MapField(at.name, key, leaf_of(parts[1], value, f"{place} value"), None)
+        return MapField(at.name, key, self.leaf(parts[1], value, f"{place} value"), None)
 
     def _repeated(self, hint: Any, at: FieldDescriptor, place: str) -> Accessor:
         origin, parts = get_origin(hint), get_args(hint)
@@ -193,9 +212,9 @@ class _Compiler:
         else:
             raise SchemaMismatch(f"{place}: {hint} cannot be repeated")
         if at.message_type is None:
-            return LeafList(at.name, leaf_of(parts[0], at, f"{place}[]"), build, ordered)
+            return LeafList(at.name, self.leaf(parts[0], at, f"{place}[]"), build, ordered)
         converter = self.message(parts[0], at.message_type, f"{place}[]")
-        identify = self._identity(parts[0], at.message_type, f"{place}[]")
+        identify = self.identity(parts[0], at.message_type, f"{place}[]")
         return MessageList(at.name, converter, GetMessageClass(at.message_type), identify, build, ordered)
 
     def _entries(self, parts: tuple[Any, ...], at: FieldDescriptor, place: str) -> Accessor:
@@ -208,17 +227,27 @@ class _Compiler:
         list_field = MessageList(at.name, converter, GetMessageClass(entry), by_fields((key,)), dict, ordered=True)
         return Items(list_field)
 
-    def _identity(self, hint: Any, descriptor: Any, place: str) -> Callable[[Any], object]:
+    def identity(self, hint: Any, descriptor: Any, place: str) -> Callable[[Any], object]:
+        """What tells one element of a repeated field from another."""
         if not _is_struct(hint):
             return known_bytes
-        if hint not in self._rules.ids:
+        if hint not in self.rules.ids:
             raise SchemaMismatch(f"{place}: say what tells one {hint.__name__} from another (Rules.ids, or ())")
-        ids = self._rules.ids[hint]
-        names = self._rules.names.get(hint, _NOTHING)
-        missing = [name for name in ids if names.get(name, name) not in descriptor.fields_by_name]
-        if missing:
-            raise SchemaMismatch(f"{place}: {descriptor.full_name} has no id field {missing[0]}")
-        return by_fields([descriptor.fields_by_name[names.get(name, name)] for name in ids]) if ids else known_bytes
+        ids = self.rules.ids[hint]
+        return by_paths([self._path(hint, descriptor, name, place) for name in ids]) if ids else known_bytes
+
+    def _path(self, hint: Any, descriptor: Any, name: str, place: str) -> list[FieldDescriptor]:
+        """The fields on the way to an id, which may be one of a message within: `spec.replica`."""
+        path: list[FieldDescriptor] = []
+        for part in name.split("."):
+            names = self.rules.names.get(hint, _NOTHING)
+            at = descriptor.fields_by_name.get(names.get(part, part)) if descriptor is not None else None
+            if at is None:
+                full_name = descriptor.full_name if descriptor is not None else path[-1].full_name
+                raise SchemaMismatch(f"{place}: {full_name} has no id field {part}")
+            path.append(at)
+            hint, descriptor = _fields_of(hint).get(part) if _is_struct(hint) else None, at.message_type
+        return path
 
 
 def _is_struct(hint: Any) -> bool:

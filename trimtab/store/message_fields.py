@@ -294,8 +294,17 @@ class Items:
 
 def by_fields(fields: Sequence[FieldDescriptor]) -> Callable[[Any], object]:
     """What tells one message from another, comparable."""
+    return by_paths([(found,) for found in fields])
+
+
+def by_paths(paths: Sequence[Sequence[FieldDescriptor]]) -> Callable[[Any], object]:
+    """The same by fields of messages within, each given by the fields on the way to it."""
     getters = [
-        (operator.attrgetter(found.name), found.message_type is not None or found.is_repeated) for found in fields
+        (
+            operator.attrgetter(".".join(found.name for found in path)),
+            path[-1].message_type is not None or path[-1].is_repeated,
+        )
+        for path in paths
     ]
 
     def identify(message: Any) -> object:
@@ -309,9 +318,14 @@ def by_fields(fields: Sequence[FieldDescriptor]) -> Callable[[Any], object]:
 
 def leaf_of(hint: Any, at: FieldDescriptor, place: str) -> Leaf:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return _enum(hint, at, place) if at.enum_type is not None else _choice(hint, list(hint), at, place)
+        if at.enum_type is None:
+            return _choice(hint, list(hint), at, place)
+        return _enum({member.name: member for member in hint}, hint.__name__, at, place)
     if get_origin(hint) is Literal:
-        return _choice(None, list(get_args(hint)), at, place)
+        words = get_args(hint)
+        if at.enum_type is None:
+            return _choice(None, list(words), at, place)
+        return _enum({str(word).upper().replace("-", "_"): word for word in words}, str(hint), at, place)
     if at.enum_type is None and isinstance(hint, type):
         kind = at.cpp_type
         if hint is float and kind == FieldDescriptor.CPPTYPE_DOUBLE:
@@ -337,25 +351,34 @@ def _finite(value: float) -> float:
     return value
 
 
-def _enum(kind: type[enum.Enum], at: FieldDescriptor, place: str) -> Leaf:
-    """An enum by the names of its members; zero, which says that nothing was written, is no member."""
+def _enum(members: Mapping[str, Any], kind: str, at: FieldDescriptor, place: str) -> Leaf:
+    """One of ``members``, by name; zero, which says that nothing was written, is no member."""
     stored: Any = at.enum_type
-    prefix = stored.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    numbers = {name.removeprefix(prefix): value.number for name, value in stored.values_by_name.items()}
-    wanted = {member.name: member for member in kind}
-    differing = set(wanted) ^ {name for name, number in numbers.items() if number != 0}
+    numbers = {name: number for name, number in enum_names(at).items() if number != 0}
+    differing = set(members) ^ set(numbers)
     if differing:
-        raise SchemaMismatch(
-            f"{place}: {kind.__name__} and {stored.full_name} differ in {', '.join(sorted(differing))}"
-        )
-    by_number = {numbers[name]: member for name, member in wanted.items()}
+        raise SchemaMismatch(f"{place}: {kind} and {stored.full_name} differ in {', '.join(sorted(differing))}")
+    by_member = {member: numbers[name] for name, member in members.items()}
+    by_number = {numbers[name]: member for name, member in members.items()}
 
     def parse(number: int) -> Any:
         if number not in by_number:
-            raise ValueError(f"{number} is no {kind.__name__} of this release")
+            raise ValueError(f"{number} is no {kind} of this release")
         return by_number[number]
 
-    return Leaf(lambda member: numbers[member.name], parse)
+    def store(member: Any) -> int:
+        if member not in by_member:
+            raise ValueError(f"{member!r} is no {kind}")
+        return by_member[member]
+
+    return Leaf(store, parse)
+
+
+def enum_names(at: FieldDescriptor) -> dict[str, int]:
+    """The members of a field's enum by their names without its prefix."""
+    stored: Any = at.enum_type
+    prefix = stored.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return {name.removeprefix(prefix): value.number for name, value in stored.values_by_name.items()}
 
 
 def _choice(kind: type[enum.Enum] | None, members: list[Any], at: FieldDescriptor, place: str) -> Leaf:

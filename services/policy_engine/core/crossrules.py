@@ -1,17 +1,82 @@
 """Rules that need more than one resource; each fault names the field of the resource that is being applied.
 
 A role is scaled or pooled, never both; a GPU is in one pool; a member has a policy with a Token Service Share; floors
-fit into the pool. Bounds that no whole unit satisfies are refused too.
+fit into the pool; a pool's cluster has an actuator. Bounds that no whole unit satisfies are refused too. A policy stays
+while a pool has it as a member. `RULES` has the rules of each kind; a kind without any may be left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic
 
 from policy_engine.core.overlay import OverlayError, first_awake, make_overlay, member_key
 from policy_engine.core.units import unit_bounds
-from trimtab.config.resources import FieldViolation, Pool, ServicePolicy
+from trimtab.config.kinds import R, Resource, ResourceKind, ResourceSet
+from trimtab.config.resources import POOL, SERVICE_POLICY, FieldViolation, Pool, ServicePolicy, kind_of
 from trimtab.config.specs import PolicyKind
+
+
+def _always_free(name: str, resources: ResourceSet) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRules(Generic[R]):
+    """The rules of one kind.
+
+    `check`: what is wrong with applying a resource beside the stored ones, where the clusters are those that have an
+    actuator. `user`: what would lack a resource that is deleted, in words; empty for nothing.
+    """
+
+    check: Callable[[R, ResourceSet, Collection[str]], list[FieldViolation]]
+    user: Callable[[str, ResourceSet], str] = _always_free
+
+
+def check(resource: Resource, stored: ResourceSet, clusters: Collection[str]) -> list[FieldViolation]:
+    """What is wrong with applying `resource` beside the stored ones; `clusters` have an actuator."""
+    rules = RULES.get(kind_of(resource).name)
+    return [] if rules is None else rules.check(resource, stored, clusters)
+
+
+def user_of(kind: ResourceKind[Any, Any], name: str, stored: ResourceSet) -> str:
+    """Why a resource cannot be deleted, in words; empty when it can."""
+    rules = RULES.get(kind.name)
+    return "" if rules is None else rules.user(name, stored)
+
+
+def _applied_policy(policy: ServicePolicy, stored: ResourceSet, _: Collection[str]) -> list[FieldViolation]:
+    return check_policy(policy, tuple(stored.of(POOL).values()), stored.of(SERVICE_POLICY))
+
+
+def _pool_of_policy(name: str, stored: ResourceSet) -> str:
+    for pool in stored.of(POOL).values():
+        if any(member.service == name for member in pool.spec.members):
+            return f"is a member of pool {pool.name}: change the pool first"
+    return ""
+
+
+def _applied_pool(pool: Pool, stored: ResourceSet, clusters: Collection[str]) -> list[FieldViolation]:
+    pools = stored.of(POOL)
+    others = [other for name, other in sorted(pools.items()) if name != pool.name]
+    faults = check_pool(pool, others, stored.of(SERVICE_POLICY), born=pool.name in pools)
+    return [*_unknown_cluster(pool, clusters), *faults]
+
+
+def _unknown_cluster(pool: Pool, clusters: Collection[str]) -> list[FieldViolation]:
+    if pool.spec.cluster in clusters:
+        return []
+    described = ", ".join(sorted(clusters)) or "none"
+    description = f"no actuator is configured for {pool.spec.cluster!r}; there are: {described}"
+    return [FieldViolation(field="spec.cluster", description=description)]
+
+
+RULES: Final[Mapping[str, KindRules[Any]]] = {
+    SERVICE_POLICY.name: KindRules(check=_applied_policy, user=_pool_of_policy),
+    POOL.name: KindRules(check=_applied_pool),
+}
+"""By the kind's name."""
 
 
 def check_policy(

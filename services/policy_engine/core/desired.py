@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from policy_engine.core.overlay import OverlayReplica, Resident, member_key
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
-from trimtab.domain.pool import DesiredPool, Floor
+from trimtab.domain.pool import DesiredPool, Floor, settings_in
 from trimtab.domain.replica import Replica
 from trimtab.words import LifeCycle
 
@@ -47,11 +48,14 @@ def desired_pool(
         floors=tuple(floors),
         budget_gpus=pool.spec.budget_gpus,
         decision_id=decision_id,
-        drain_timeout_s=pool.spec.drain_timeout_s,
-        sleep_level=pool.spec.sleep_level,
-        prewarm=pool.spec.prewarm,
-        residence_s=pool.spec.residence_s if pool.spec.prewarm else 0.0,
+        **_settings(pool),
     )
+
+
+def _settings(pool: Pool) -> dict[str, Any]:
+    """What the actuator is told of the pool's spec; a residence that nothing goes by is none."""
+    settings = settings_in(pool.spec)
+    return settings if pool.spec.prewarm else {**settings, "residence_s": 0.0}
 
 
 def succeeding(

@@ -4,83 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, cast
 
-from policy_engine.core.crossrules import check_policy, check_pool
-from policy_engine.shell.catalog import POLICIES, POOLS, Snapshot, bare, dressed, pause_field
+from google.protobuf.message import Message
+
+from policy_engine.core.crossrules import check, user_of
+from policy_engine.shell.catalog import Snapshot, dressed, metadata_of, pause_field
 from policy_engine.shell.engine import Engine
-from trimtab.api.policy.v1 import policy_pb2
-from trimtab.config.resources import (
-    FieldViolation,
-    Pool,
-    ResourceError,
-    ServicePolicy,
-    parse_pool,
-    parse_service_policy,
-    pool_to_proto,
-    service_policy_to_proto,
-)
+from trimtab.config.kinds import M, R, ResourceKind, ResourceSet
+from trimtab.config.resources import KINDS, FieldViolation, ResourceError
 from trimtab.domain.time import timestamp_of
 from trimtab.rpc.errors import Aborted, FailedPrecondition, InvalidRequest, NotFound, Unavailable, Violation
 from trimtab.store import keys
-from trimtab.store.documents import Documents
 from trimtab.store.errors import EtagMismatch, FencedOff
 from trimtab.store.lease import fenced_write
 from trimtab.waiting import to_its_end
-
-Resource = policy_pb2.ServicePolicy | policy_pb2.Pool
-R = TypeVar("R", policy_pb2.ServicePolicy, policy_pb2.Pool)
-D = TypeVar("D", ServicePolicy, Pool)
 
 LEADER_WAIT_S = 2.0
 _LEADER_POLL_S = 0.05
 
 
-@dataclass(frozen=True)
-class _Change(Generic[R]):
+@dataclass(frozen=True, kw_only=True)
+class _Change:
     """A resource to write, and what it replaces."""
 
-    wanted: R
-    current: R | None
+    kind: ResourceKind[Any, Any]
+    wanted: Any
+    current: Any | None
     given_etag: str
     paused: bool
     leave_alone: bool
     validate_only: bool
 
 
-@dataclass(frozen=True)
-class Assumed:
-    """What a dry run takes for stored, by name: the resources that would be applied before the one it judges."""
+def assumed_in(request: Message) -> ResourceSet:
+    """What a dry run takes for stored: the resources that would be applied before the one it judges.
 
-    policies: Mapping[str, ServicePolicy] = field(default_factory=dict)
-    pools: Mapping[str, Pool] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, request: policy_pb2.ApplyServicePolicyRequest | policy_pb2.ApplyPoolRequest) -> Assumed:
-        """Those of a request. Raises InvalidRequest."""
-        if not request.validate_only and (request.assumed_policies or request.assumed_pools):
-            raise InvalidRequest(
-                [Violation("validate_only", "is required with assumed resources: they are not stored")]
-            )
-        return cls(
-            policies=_parsed("assumed_policies", request.assumed_policies, parse_service_policy),
-            pools=_parsed("assumed_pools", request.assumed_pools, parse_pool),
-        )
+    Raises InvalidRequest, also for a request that is no dry run and has any.
+    """
+    given = [
+        (kind, f"{name}[{position}]", message)
+        for kind in KINDS
+        if (name := kind.many_in(request)) is not None
+        for position, message in enumerate(getattr(request, name))
+    ]
+    if given and not cast("Any", request).validate_only:
+        raise InvalidRequest([Violation("validate_only", "is required with assumed resources: they are not stored")])
+    return ResourceSet(_parsed(kind, message, field) for kind, field, message in given)
 
 
-def _parsed(field_name: str, given: Iterable[R], parse: Callable[[R], D]) -> dict[str, D]:
-    found: dict[str, D] = {}
-    for position, message in enumerate(given):
-        try:
-            found[message.metadata.name] = parse(message)
-        except ResourceError as error:
-            raise _invalid(f"{field_name}[{position}]", error.violations) from error
-    return found
-
-
-NOTHING = Assumed()
+def _parsed(kind: ResourceKind[R, Any], message: Any, field: str) -> R:
+    try:
+        return kind.parse(message)
+    except ResourceError as error:
+        raise _invalid(field, error.violations) from error
 
 
 class Applier:
@@ -89,79 +67,37 @@ class Applier:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def policy(
+    async def apply(
         self,
-        given: policy_pb2.ServicePolicy,
+        kind: ResourceKind[Any, M],
+        given: M,
         *,
-        validate_only: bool,
+        validate_only: bool = False,
         only_if_absent: bool = False,
-        assumed: Assumed = NOTHING,
-    ) -> tuple[policy_pb2.ServicePolicy, bool]:
-        """The policy as it stands afterwards, and whether it changed."""
-        try:
-            parsed = parse_service_policy(given)
-        except ResourceError as error:
-            raise _invalid("service_policy", error.violations) from error
+        assumed: ResourceSet | None = None,
+    ) -> tuple[M, bool]:
+        """The resource as it stands afterwards, and whether it changed."""
+        parsed = _parsed(kind, given, kind.field)
         token = await self._token()
         async with self._engine.lock:
             snapshot = await self._engine.catalog.refresh()
-            pools = {**snapshot.pools, **assumed.pools}
-            faults = check_policy(parsed, tuple(pools.values()), {**snapshot.policies, **assumed.policies})
+            stored = snapshot.resources if assumed is None else snapshot.resources.beside(assumed)
+            faults = check(parsed, stored, self._engine.settings.actuators)
             if faults:
-                raise _invalid("service_policy", faults)
+                raise _invalid(kind.field, faults)
             change = _Change(
+                kind=kind,
                 # Through the domain type and back: what is stored has every default spelt out.
-                wanted=bare(service_policy_to_proto(parsed)),
-                current=snapshot.policy_protos.get(parsed.name),
-                given_etag=given.metadata.etag,
-                paused=pause_field(POLICIES, parsed.name) in snapshot.pause_reasons,
+                wanted=_bare(kind.to_message(parsed)),
+                current=snapshot.messages_of(kind).get(parsed.name),
+                given_etag=metadata_of(given).etag,
+                paused=pause_field(kind, parsed.name) in snapshot.pause_reasons,
                 leave_alone=only_if_absent,
                 validate_only=validate_only,
             )
-            return await self._put(self._engine.catalog.policies, change, token)
+            return await self._put(change, token)
 
-    async def pool(
-        self,
-        given: policy_pb2.Pool,
-        *,
-        validate_only: bool,
-        only_if_absent: bool = False,
-        assumed: Assumed = NOTHING,
-    ) -> tuple[policy_pb2.Pool, bool]:
-        """The pool as it stands afterwards, and whether it changed."""
-        try:
-            parsed = parse_pool(given)
-        except ResourceError as error:
-            raise _invalid("pool", error.violations) from error
-        token = await self._token()
-        async with self._engine.lock:
-            snapshot = await self._engine.catalog.refresh()
-            pools = {**snapshot.pools, **assumed.pools}
-            others = [pool for name, pool in sorted(pools.items()) if name != parsed.name]
-            policies = {**snapshot.policies, **assumed.policies}
-            born = parsed.name in pools
-            faults = [*self._unknown_cluster(parsed), *check_pool(parsed, others, policies, born=born)]
-            if faults:
-                raise _invalid("pool", faults)
-            change = _Change(
-                wanted=bare(pool_to_proto(parsed)),
-                current=snapshot.pool_protos.get(parsed.name),
-                given_etag=given.metadata.etag,
-                paused=pause_field(POOLS, parsed.name) in snapshot.pause_reasons,
-                leave_alone=only_if_absent,
-                validate_only=validate_only,
-            )
-            return await self._put(self._engine.catalog.pools, change, token)
-
-    def _unknown_cluster(self, pool: Pool) -> list[FieldViolation]:
-        known = self._engine.settings.actuators
-        if pool.spec.cluster in known:
-            return []
-        described = ", ".join(sorted(known)) or "none"
-        description = f"no actuator is configured for {pool.spec.cluster!r}; there are: {described}"
-        return [FieldViolation(field="spec.cluster", description=description)]
-
-    async def _put(self, documents: Documents[R], change: _Change[R], token: int) -> tuple[R, bool]:
+    async def _put(self, change: _Change, token: int) -> tuple[Any, bool]:
         """Write a checked resource. The same content again is no change, whatever the etag: that makes a retry safe."""
         wanted, current = change.wanted, change.current
         if current is not None and (change.leave_alone or _same(current, wanted)):
@@ -176,69 +112,53 @@ class Applier:
         else:
             wanted.metadata.create_time.CopyFrom(timestamp_of(self._engine.clock.now_s()))
         try:
+            documents = self._engine.catalog.documents(change.kind)
             document = await documents.put(name, wanted, expected_etag=current_etag, token=token)
         except (EtagMismatch, FencedOff) as error:
             raise _lost_race(error) from error
         return dressed(document, paused=change.paused), True
 
-    async def delete_policy(self, name: str, etag: str) -> None:
-        """Raises FailedPrecondition while a pool has it as a member."""
-        await to_its_end(self._delete_policy(name, etag))
+    async def delete(self, kind: ResourceKind[Any, Any], name: str, etag: str) -> None:
+        """Ends what the engine does about it; no replica is put to sleep or removed.
 
-    async def _delete_policy(self, name: str, etag: str) -> None:
+        Raises FailedPrecondition while another resource needs it.
+        """
+        await to_its_end(self._delete(kind, name, etag))
+
+    async def _delete(self, kind: ResourceKind[Any, Any], name: str, etag: str) -> None:
         token = await self._token()
         async with self._engine.lock:
             snapshot = await self._engine.catalog.refresh()
-            current = snapshot.policy_protos.get(name)
-            if current is None:
-                raise NotFound("NO_SUCH_POLICY", f"no ServicePolicy {name!r}")
-            home = snapshot.pool_of(name)
-            if home is not None:
-                raise FailedPrecondition("IN_USE", f"{name} is a member of pool {home.name}: change the pool first")
-            _check_etag(name, etag, current.metadata.etag)
+            current = metadata_of(known(snapshot, kind, name))
+            user = user_of(kind, name, snapshot.resources)
+            if user:
+                raise FailedPrecondition("IN_USE", f"{name} {user}")
+            _check_etag(name, etag, current.etag)
             try:
-                await self._engine.catalog.policies.delete(name, expected_etag=current.metadata.etag, token=token)
+                await self._engine.catalog.documents(kind).delete(name, expected_etag=current.etag, token=token)
             except (EtagMismatch, FencedOff) as error:
                 raise _lost_race(error) from error
-            await self._drop_pause(POLICIES, name, token)
+            await self._drop_pause(kind, name, token)
 
-    async def delete_pool(self, name: str, etag: str) -> None:
-        """Ends the management of the pool's GPUs; nothing is put to sleep or removed."""
-        await to_its_end(self._delete_pool(name, etag))
-
-    async def _delete_pool(self, name: str, etag: str) -> None:
-        token = await self._token()
-        async with self._engine.lock:
-            snapshot = await self._engine.catalog.refresh()
-            current = snapshot.pool_protos.get(name)
-            if current is None:
-                raise NotFound("NO_SUCH_POOL", f"no Pool {name!r}")
-            _check_etag(name, etag, current.metadata.etag)
-            try:
-                await self._engine.catalog.pools.delete(name, expected_etag=current.metadata.etag, token=token)
-            except (EtagMismatch, FencedOff) as error:
-                raise _lost_race(error) from error
-            await self._drop_pause(POOLS, name, token)
-
-    async def pause(self, kind: str, name: str, reason: str) -> None:
+    async def pause(self, kind: ResourceKind[Any, Any], name: str, reason: str) -> None:
         """The subject keeps its desired state until it is resumed."""
         token = await self._token()
         async with self._engine.lock:
-            _require_known(await self._engine.catalog.refresh(), kind, name)
+            _require_readable(await self._engine.catalog.refresh(), kind, name)
             command = ("HSET", keys.paused(), pause_field(kind, name), reason or "paused")
             try:
                 await fenced_write(self._engine.store, keys.POLICY_ENGINE, token, [command])
             except FencedOff as error:
                 raise _lost_race(error) from error
 
-    async def resume(self, kind: str, name: str) -> None:
+    async def resume(self, kind: ResourceKind[Any, Any], name: str) -> None:
         """Ends a pause; harmless when there is none."""
         token = await self._token()
         async with self._engine.lock:
-            _require_known(await self._engine.catalog.refresh(), kind, name)
+            _require_readable(await self._engine.catalog.refresh(), kind, name)
             await self._drop_pause(kind, name, token)
 
-    async def _drop_pause(self, kind: str, name: str, token: int) -> None:
+    async def _drop_pause(self, kind: ResourceKind[Any, Any], name: str, token: int) -> None:
         command = ("HDEL", keys.paused(), pause_field(kind, name))
         try:
             await fenced_write(self._engine.store, keys.POLICY_ENGINE, token, [command])
@@ -258,9 +178,19 @@ class Applier:
             await asyncio.sleep(_LEADER_POLL_S)
 
 
-def _same(one: Resource, other: Resource) -> bool:
+def _bare(message: M) -> M:
+    """A resource without what the server adds, as it is stored and compared; changed in place."""
+    metadata = metadata_of(message)
+    name = metadata.name
+    metadata.Clear()
+    metadata.name = name
+    return message
+
+
+def _same(one: Any, other: Any) -> bool:
     """Whether a user wrote the same."""
-    return one.spec.SerializeToString(deterministic=True) == other.spec.SerializeToString(deterministic=True)
+    spec, wanted = one.spec, other.spec
+    return bool(spec.SerializeToString(deterministic=True) == wanted.SerializeToString(deterministic=True))
 
 
 def _check_etag(name: str, given: str, current: str) -> None:
@@ -269,10 +199,17 @@ def _check_etag(name: str, given: str, current: str) -> None:
         raise Aborted("ETAG_MISMATCH", f"{name} was changed meanwhile: {detail}, not {given}", {"etag": current})
 
 
-def _require_known(snapshot: Snapshot, kind: str, name: str) -> None:
-    known = snapshot.policies if kind == POLICIES else snapshot.pools
-    if name not in known:
-        raise NotFound("NO_SUCH_RESOURCE", f"no {'ServicePolicy' if kind == POLICIES else 'Pool'} {name!r}")
+def known(snapshot: Snapshot, kind: ResourceKind[Any, M], name: str) -> M:
+    """The protobuf form of a stored resource. Raises NotFound."""
+    found = snapshot.messages_of(kind).get(name)
+    if found is None:
+        raise NotFound(kind.missing, f"no {kind.name} {name!r}")
+    return found
+
+
+def _require_readable(snapshot: Snapshot, kind: ResourceKind[Any, Any], name: str) -> None:
+    if name not in snapshot.resources.of(kind):
+        raise NotFound("NO_SUCH_RESOURCE", f"no {kind.name} {name!r}")
 
 
 def _invalid(prefix: str, faults: tuple[FieldViolation, ...] | list[FieldViolation]) -> InvalidRequest:

@@ -8,15 +8,7 @@ import grpc
 import structlog
 
 from policy_engine.shell.service import PolicyServicer
-from trimtab.api.policy.v1 import policy_pb2
-from trimtab.config.resources import (
-    Pool,
-    ResourceError,
-    ServicePolicy,
-    parse_document,
-    pool_to_proto,
-    service_policy_to_proto,
-)
+from trimtab.config.resources import Resource, ResourceError, apply_order, parse_document
 from trimtab.config.yamlfile import YamlError, read_yaml_documents
 from trimtab.errors import StartupError
 from trimtab.rpc.errors import RpcError
@@ -28,11 +20,11 @@ log = structlog.get_logger(__name__)
 RETRY_S = 0.5
 
 
-def read_directory(directory: Path) -> list[ServicePolicy | Pool]:
-    """The ServicePolicies of the directory's YAML files, then its Pools. Raises StartupError naming file and field."""
+def read_directory(directory: Path) -> list[Resource]:
+    """The resources of the directory's YAML files in the order of `KINDS`. Raises StartupError with file and field."""
     if not directory.is_dir():
         raise StartupError(f"bootstrap_dir {directory}: no such directory")
-    found: list[ServicePolicy | Pool] = []
+    found: list[Resource] = []
     for path in sorted([*directory.glob("*.yaml"), *directory.glob("*.yml")]):
         try:
             for document in read_yaml_documents(path):
@@ -41,17 +33,15 @@ def read_directory(directory: Path) -> list[ServicePolicy | Pool]:
                 found.append(parse_document(document))
         except (YamlError, ResourceError) as error:
             raise StartupError(f"{path}: {error}") from error
-    return sorted(found, key=lambda resource: isinstance(resource, Pool))
+    return sorted(found, key=apply_order)
 
 
-async def apply_directory(
-    resources: list[ServicePolicy | Pool], servicer: PolicyServicer, context: ServiceContext
-) -> None:
+async def apply_directory(resources: list[Resource], servicer: PolicyServicer, context: ServiceContext) -> None:
     """Apply what is absent, as soon as some process leads; then nothing more until the stop."""
     waiting = list(resources)
     while waiting and not context.stopping.is_set():
         try:
-            await _apply_if_absent(waiting[0], servicer)
+            await servicer.apply_if_absent(waiting[0])
             waiting.pop(0)
             continue
         except StoreUnavailable as error:
@@ -62,13 +52,3 @@ async def apply_directory(
         if await context.pause(RETRY_S):
             return
     await context.stopping.wait()
-
-
-async def _apply_if_absent(resource: ServicePolicy | Pool, servicer: PolicyServicer) -> None:
-    snapshot = await servicer.engine.catalog.refresh()
-    if isinstance(resource, Pool):
-        if resource.name not in snapshot.pools:
-            await servicer.apply_pool(policy_pb2.ApplyPoolRequest(pool=pool_to_proto(resource)), only_if_absent=True)
-    elif resource.name not in snapshot.policies:
-        request = policy_pb2.ApplyServicePolicyRequest(service_policy=service_policy_to_proto(resource))
-        await servicer.apply_service_policy(request, only_if_absent=True)

@@ -5,14 +5,16 @@ Every process reads them; changes go through the leader, one at a time, so that 
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, TypeVar, cast
 
 import structlog
+from google.protobuf.message import Message
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.config.resources import Pool, ResourceError, ServicePolicy, parse_pool, parse_service_policy
+from trimtab.config.kinds import ResourceKind, ResourceSet
+from trimtab.config.resources import KINDS, POOL, SERVICE_POLICY, Pool, Resource, ResourceError, ServicePolicy
 from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -20,24 +22,39 @@ from trimtab.store.documents import Document, Documents
 
 log = structlog.get_logger(__name__)
 
-P = TypeVar("P", policy_pb2.ServicePolicy, policy_pb2.Pool)
-
-POLICIES: Final = "service-policies"
-POOLS: Final = "pools"
+M = TypeVar("M", bound=Message)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Every resource at one time.
 
-    The protobuf forms carry etag, revision, times and `paused`; one that does not parse any more is only among those.
+    `messages` are by kind, then name, and carry etag, revision, times and `paused`; a resource that does not parse any
+    more is only among those. `pause_reasons` are by `pause_field`.
     """
 
-    policies: dict[str, ServicePolicy] = field(default_factory=dict)
-    pools: dict[str, Pool] = field(default_factory=dict)
-    policy_protos: dict[str, policy_pb2.ServicePolicy] = field(default_factory=dict)
-    pool_protos: dict[str, policy_pb2.Pool] = field(default_factory=dict)
-    pause_reasons: dict[str, str] = field(default_factory=dict)
+    resources: ResourceSet = field(default_factory=ResourceSet)
+    messages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pause_reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def policies(self) -> Mapping[str, ServicePolicy]:
+        """Every ServicePolicy, by name."""
+        return self.resources.of(SERVICE_POLICY)
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """Every Pool, by name."""
+        return self.resources.of(POOL)
+
+    def messages_of(self, kind: ResourceKind[Any, M]) -> Mapping[str, M]:
+        """The protobuf forms of one kind, by name."""
+        return self.messages.get(kind.name, {})
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the resources of all kinds, also of those that do not parse."""
+        return frozenset(name for messages in self.messages.values() for name in messages)
 
     def pool_of(self, service: str) -> Pool | None:
         """The pool that the service lives in."""
@@ -53,15 +70,13 @@ class Snapshot:
 
     def etags(self, pool: Pool | None, policies: tuple[ServicePolicy, ...]) -> tuple[tuple[str, str], ...]:
         """`kind/name` → etag of what a decision rests on."""
-        found = {f"ServicePolicy/{policy.name}": policy.metadata.etag for policy in policies}
-        if pool is not None:
-            found[f"Pool/{pool.name}"] = pool.metadata.etag
-        return tuple(sorted(found.items()))
+        resources = [*policies, *(() if pool is None else (pool,))]
+        return tuple(sorted((f"{one.kind}/{one.name}", one.metadata.etag) for one in resources))
 
 
-def pause_field(kind: str, name: str) -> str:
+def pause_field(kind: ResourceKind[Any, Any], name: str) -> str:
     """The field of the paused hash."""
-    return f"{kind}/{name}"
+    return f"{kind.collection}/{name}"
 
 
 class Catalog:
@@ -69,68 +84,61 @@ class Catalog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.policies: Documents[policy_pb2.ServicePolicy] = Documents(
-            store, keys.POLICY_ENGINE, POLICIES, policy_pb2.ServicePolicy
-        )
-        self.pools: Documents[policy_pb2.Pool] = Documents(store, keys.POLICY_ENGINE, POOLS, policy_pb2.Pool)
+        self._documents: dict[str, Documents[Any]] = {
+            kind.name: Documents(store, keys.POLICY_ENGINE, kind.collection, kind.message) for kind in KINDS
+        }
         self.snapshot = Snapshot()
-        self._revisions: tuple[int, int, bytes] | None = None
+        self._seen: tuple[object, ...] | None = None
+
+    def documents(self, kind: ResourceKind[Any, M]) -> Documents[M]:
+        """The stored documents of one kind."""
+        return self._documents[kind.name]
 
     async def refresh(self) -> Snapshot:
         """Read again what has changed."""
         pipeline = self._store.redis.pipeline(transaction=False)
-        pipeline.get(keys.documents_revision(keys.POLICY_ENGINE, POLICIES))
-        pipeline.get(keys.documents_revision(keys.POLICY_ENGINE, POOLS))
+        for kind in KINDS:
+            pipeline.get(keys.documents_revision(keys.POLICY_ENGINE, kind.collection))
         pipeline.hgetall(keys.paused())
-        policies, pools, paused = await pipeline.execute()
-        seen = (int(policies or 0), int(pools or 0), json.dumps(sorted(map(repr, paused.items()))).encode())
-        if seen != self._revisions:
+        *revisions, paused = await pipeline.execute()
+        seen = (*(int(revision or 0) for revision in revisions), tuple(sorted(paused.items())))
+        if seen != self._seen:
             self.snapshot = await self._read(
                 {name.decode(errors="replace"): why.decode(errors="replace") for name, why in paused.items()}
             )
-            self._revisions = seen
+            self._seen = seen
         return self.snapshot
 
     async def _read(self, paused: dict[str, str]) -> Snapshot:
-        policies = (await self.policies.list()).documents
-        pools = (await self.pools.list()).documents
-        snapshot = Snapshot(pause_reasons=paused)
-        for policy_document in policies:
-            proto = dressed(policy_document, paused=pause_field(POLICIES, policy_document.name) in paused)
-            snapshot.policy_protos[policy_document.name] = proto
-            try:
-                snapshot.policies[policy_document.name] = parse_service_policy(proto)
-            except ResourceError as error:
-                log.warning("a stored policy does not parse any more", policy=policy_document.name, error=str(error))
-        for pool_document in pools:
-            pool_proto = dressed(pool_document, paused=pause_field(POOLS, pool_document.name) in paused)
-            snapshot.pool_protos[pool_document.name] = pool_proto
-            try:
-                snapshot.pools[pool_document.name] = parse_pool(pool_proto)
-            except ResourceError as error:
-                log.warning("a stored pool does not parse any more", pool=pool_document.name, error=str(error))
-        return snapshot
+        messages: dict[str, dict[str, Any]] = {}
+        parsed: list[Resource] = []
+        for kind in KINDS:
+            own = messages[kind.name] = {}
+            for document in (await self.documents(kind).list()).documents:
+                own[document.name] = dressed(document, paused=pause_field(kind, document.name) in paused)
+                try:
+                    parsed.append(kind.parse(own[document.name]))
+                except ResourceError as error:
+                    log.warning(
+                        "a stored resource does not parse any more",
+                        kind=kind.name,
+                        name=document.name,
+                        error=str(error),
+                    )
+        return Snapshot(resources=ResourceSet(parsed), messages=messages, pause_reasons=paused)
 
 
-def dressed(document: Document[P], *, paused: bool) -> P:
+def dressed(document: Document[M], *, paused: bool) -> M:
     """The stored message with the metadata that the server adds."""
-    message = document.message
-    message.metadata.name = document.name
-    message.metadata.etag = document.etag
-    message.metadata.revision = document.revision
-    message.metadata.paused = paused
-    message.metadata.update_time.CopyFrom(timestamp_of(document.written_s))
-    return message
+    metadata = metadata_of(document.message)
+    metadata.name = document.name
+    metadata.etag = document.etag
+    metadata.revision = document.revision
+    metadata.paused = paused
+    metadata.update_time.CopyFrom(timestamp_of(document.written_s))
+    return document.message
 
 
-def bare(message: P) -> P:
-    """A copy without what the server adds, as it is stored and compared."""
-    copy = type(message)()
-    copy.CopyFrom(message)
-    name, created = message.metadata.name, message.metadata.create_time
-    has_created = message.metadata.HasField("create_time")
-    copy.metadata.Clear()
-    copy.metadata.name = name
-    if has_created:
-        copy.metadata.create_time.CopyFrom(created)
-    return copy
+def metadata_of(message: Message) -> policy_pb2.ResourceMetadata:
+    """The metadata that messages of every kind have."""
+    return cast("policy_pb2.ResourceMetadata", cast("Any", message).metadata)

@@ -27,7 +27,7 @@ from policy_engine.shell.records import Command, DecisionLog
 from policy_engine.shell.scaled import ScaledRunner
 from policy_engine.shell.settings import EngineSettings
 from policy_engine.shell.turn import Turn, Writer
-from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.config.resources import POOL, SERVICE_POLICY, Pool, ServicePolicy
 from trimtab.config.specs import PolicyKind
 from trimtab.rpc.clients import ClientTls
 from trimtab.rpc.run import ServiceContext
@@ -174,7 +174,7 @@ class Engine:
             await self.memory.look_again(self.store)
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
-        self.log.set_live(snapshot.policy_protos.keys() | snapshot.pool_protos.keys(), leading=token is not None)
+        self.log.set_live(snapshot.names, leading=token is not None)
         turn = await self.look(snapshot, token)
         if token is not None:
             await self._forget_deleted(turn)
@@ -251,10 +251,10 @@ class Engine:
         """A deleted resource is not managed any more; its replicas stay as they are."""
         commands = []
         for name in sorted(self.memory.pool_names()):
-            if name not in turn.snapshot.pool_protos:
+            if name not in turn.snapshot.messages_of(POOL):
                 commands += self.memory.forget_pool(name)
         scaled = {policy.name for policy in self.scaled_services(turn.snapshot)}
-        unreadable = turn.snapshot.policy_protos.keys() - turn.snapshot.policies.keys()
+        unreadable = turn.snapshot.messages_of(SERVICE_POLICY).keys() - turn.snapshot.policies.keys()
         for name in sorted(self.memory.service_names()):
             if name not in scaled and name not in unreadable:
                 commands += self.memory.forget_scaled(name)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from policy_engine.core.birth import BirthInput, lay_out
-from policy_engine.core.crossrules import check_policy
+from policy_engine.core.crossrules import check
 from policy_engine.core.decision import CoreInput, RecordHeader
 from policy_engine.core.desired import residents
 from policy_engine.core.draft import Draft
 from policy_engine.core.overlay import OverlayError
 from policy_engine.core.pool import decide_pool
 from policy_engine.core.scaled import ScaledInput, decide_scaled
-from policy_engine.shell.catalog import POLICIES, Snapshot
+from policy_engine.shell.catalog import Snapshot
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.replay import record_of
 from policy_engine.shell.turn import Turn
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.config.resources import ResourceError, ServicePolicy, parse_service_policy
+from trimtab.config.kinds import ResourceKind, ResourceSet
+from trimtab.config.resources import POOL, SERVICE_POLICY, ResourceError, ServicePolicy
 from trimtab.domain.time import timestamp_of
 from trimtab.rpc.errors import InvalidRequest, NotFound, Violation
 from trimtab.rpc.validate import Violations
@@ -29,18 +32,18 @@ MAX_OVERRIDES = 256
 
 
 async def evaluate(
-    engine: Engine, kind: str, name: str, request: policy_pb2.EvaluateRequest
+    engine: Engine, kind: ResourceKind[Any, Any], name: str, request: policy_pb2.EvaluateRequest
 ) -> policy_pb2.EvaluateResponse:
-    """One subject's decision as of now. Loops of a pool count as due."""
+    """One subject's decision as of now. Loops of a pool count as due. Raises InvalidRequest for a kind without any."""
+    evaluator = _EVALUATORS.get(kind.name)
+    if evaluator is None:
+        raise InvalidRequest([Violation("kind", f"is {kind.name}, on which nothing is decided")])
     snapshot = await engine.catalog.refresh()
-    snapshot = replace(snapshot, policies={**snapshot.policies, **_overrides(snapshot, request)})
-    turn = await engine.look(snapshot, None)
-    if kind == POLICIES:
-        return _service(engine, name, turn)
-    return _pool(engine, name, turn)
+    snapshot = replace(snapshot, resources=snapshot.resources.beside(_overrides(engine, snapshot, request)))
+    return evaluator(engine, name, await engine.look(snapshot, None))
 
 
-def _overrides(snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> dict[str, ServicePolicy]:
+def _overrides(engine: Engine, snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> ResourceSet:
     """The policies to use instead of stored ones; what could not be applied is not evaluated either."""
     violations = Violations()
     count = len(request.policy_overrides)
@@ -59,30 +62,31 @@ def _overrides(snapshot: Snapshot, request: policy_pb2.EvaluateRequest) -> dict[
         name = override.metadata.name
         merged = override
         if request.override_mask.paths:
-            stored = snapshot.policy_protos.get(name)
+            stored = snapshot.messages_of(SERVICE_POLICY).get(name)
             if stored is None:
                 raise InvalidRequest([Violation(f"{field}.metadata.name", f"no ServicePolicy {name!r} to change")])
             merged = policy_pb2.ServicePolicy()
             merged.CopyFrom(stored)
             request.override_mask.MergeMessage(override, merged, True, True)
         try:
-            found[name] = parse_service_policy(merged)
+            found[name] = SERVICE_POLICY.parse(merged)
         except ResourceError as error:
             raise InvalidRequest(
                 [Violation(f"{field}.{fault.proto_field}", fault.description) for fault in error.violations]
             ) from error
-    pools, policies = tuple(snapshot.pools.values()), {**snapshot.policies, **found}
+    overrides = ResourceSet(found.values())
+    beside = snapshot.resources.beside(overrides)
     for position, policy in enumerate(found.values()):
-        for fault in check_policy(policy, pools, policies):
+        for fault in check(policy, beside, engine.settings.actuators):
             violations.add(f"policy_overrides[{position}].{fault.proto_field}", fault.description)
     violations.raise_if_any()
-    return found
+    return overrides
 
 
 def _service(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
     policy = turn.snapshot.policies.get(name)
     if policy is None:
-        raise NotFound("NO_SUCH_POLICY", f"no ServicePolicy {name!r}")
+        raise NotFound(SERVICE_POLICY.missing, f"no ServicePolicy {name!r}")
     home = turn.snapshot.pool_of(name)
     if home is not None:
         return _pool(engine, home.name, turn)
@@ -99,7 +103,7 @@ def _service(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateRespon
 def _pool(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
     pool = turn.snapshot.pools.get(name)
     if pool is None:
-        raise NotFound("NO_SUCH_POOL", f"no Pool {name!r}")
+        raise NotFound(POOL.missing, f"no Pool {name!r}")
     held = engine.memory.why_pool_held(name)
     if held:
         return policy_pb2.EvaluateResponse(reason=held)
@@ -115,6 +119,13 @@ def _pool(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
     given = replace(given, state=replace(given.state, fast_at_s=None, slow_at_s=None, notes=(), unserved=()))
     result = decide_pool(given)
     return _answer(result.draft, given, turn, result.holding or "no member needs what another could give")
+
+
+_EVALUATORS: Final[Mapping[str, Callable[[Engine, str, Turn], policy_pb2.EvaluateResponse]]] = {
+    SERVICE_POLICY.name: _service,
+    POOL.name: _pool,
+}
+"""By the kind's name: what the engine would decide on it."""
 
 
 def _answer(draft: Draft | None, given: CoreInput, turn: Turn, reason: str) -> policy_pb2.EvaluateResponse:

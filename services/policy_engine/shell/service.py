@@ -7,16 +7,19 @@ answers UNAVAILABLE with reason NOT_LEADER.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from policy_engine.core.decision import explain, same
-from policy_engine.shell.applying import Applier, Assumed
-from policy_engine.shell.catalog import POLICIES, POOLS, dressed, pause_field
+from policy_engine.shell.applying import Applier, assumed_in, known
+from policy_engine.shell.catalog import dressed, pause_field
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.evaluating import evaluate
 from policy_engine.shell.replay import ReplayError, replay
 from policy_engine.shell.status import status
-from trimtab.api.policy.v1 import policy_pb2, policy_pb2_grpc
+from trimtab.api.policy.v1 import policy_pb2
+from trimtab.config.kinds import Resource, ResourceKind
+from trimtab.config.resources import KINDS, kind_of
 from trimtab.rpc.errors import NotFound
 from trimtab.rpc.validate import Violations
 
@@ -25,100 +28,62 @@ DEFAULT_PAGE = 50
 MAX_RESOURCE_PAGE = 1000
 
 Context = Any
+Kind = ResourceKind[Any, Any]
 
 
-class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
-    """One engine's service. Methods raise `trimtab.rpc.errors`; the server turns them into statuses."""
+class PolicyServicer:
+    """One engine's service. Methods raise `trimtab.rpc.errors`; the server turns them into statuses.
+
+    `Apply…`, `Get…`, `List…` and `Delete…` are there for every kind of the registry, by the names that it gives them.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._applier = Applier(engine)
+        for kind in KINDS:
+            setattr(self, kind.method("Apply").name, partial(self._apply, kind))
+            setattr(self, kind.method("Get").name, partial(self._get, kind))
+            setattr(self, kind.method("List").name, partial(self._list, kind))
+            setattr(self, kind.method("Delete").name, partial(self._delete, kind))
 
     # Resources
 
-    async def ApplyServicePolicy(
-        self, request: policy_pb2.ApplyServicePolicyRequest, context: Context
-    ) -> policy_pb2.ApplyServicePolicyResponse:
-        """Creates or replaces a policy."""
-        _check_request_id(request.request_id)
-        return await self.apply_service_policy(request)
-
-    async def apply_service_policy(
-        self, request: policy_pb2.ApplyServicePolicyRequest, *, only_if_absent: bool = False
-    ) -> policy_pb2.ApplyServicePolicyResponse:
-        """The method, callable from within; `only_if_absent` leaves an existing one alone."""
-        policy, changed = await self._applier.policy(
-            request.service_policy,
+    async def _apply(self, kind: Kind, request: Any, context: Context) -> Any:
+        """Creates or replaces a resource."""
+        violations = Violations()
+        violations.bounded_string("request_id", request.request_id, max_length=128, required=False)
+        violations.raise_if_any()
+        resource, changed = await self._applier.apply(
+            kind,
+            getattr(request, kind.field),
             validate_only=request.validate_only,
-            only_if_absent=only_if_absent,
-            assumed=Assumed.of(request),
+            assumed=assumed_in(request),
         )
-        return policy_pb2.ApplyServicePolicyResponse(service_policy=policy, changed=changed)
+        return kind.method("Apply").response(**{kind.field: resource}, changed=changed)
 
-    async def ApplyPool(self, request: policy_pb2.ApplyPoolRequest, context: Context) -> policy_pb2.ApplyPoolResponse:
-        """Creates or replaces a pool."""
-        _check_request_id(request.request_id)
-        return await self.apply_pool(request)
+    async def apply_if_absent(self, resource: Resource) -> None:
+        """Creates a resource, and leaves an existing one of its name alone."""
+        kind = kind_of(resource)
+        if resource.name in (await self.engine.catalog.refresh()).resources.of(kind):
+            return
+        await self._applier.apply(kind, kind.to_message(resource), only_if_absent=True)
 
-    async def apply_pool(
-        self, request: policy_pb2.ApplyPoolRequest, *, only_if_absent: bool = False
-    ) -> policy_pb2.ApplyPoolResponse:
-        """The method, callable from within; `only_if_absent` leaves an existing one alone."""
-        pool, changed = await self._applier.pool(
-            request.pool,
-            validate_only=request.validate_only,
-            only_if_absent=only_if_absent,
-            assumed=Assumed.of(request),
-        )
-        return policy_pb2.ApplyPoolResponse(pool=pool, changed=changed)
+    async def _get(self, kind: Kind, request: Any, context: Context) -> Any:
+        """One resource."""
+        found = known(await self.engine.catalog.refresh(), kind, _name(request.name))
+        return kind.method("Get").response(**{kind.field: found})
 
-    async def GetServicePolicy(
-        self, request: policy_pb2.GetServicePolicyRequest, context: Context
-    ) -> policy_pb2.GetServicePolicyResponse:
-        """One policy."""
-        snapshot = await self.engine.catalog.refresh()
-        found = snapshot.policy_protos.get(_name(request.name))
-        if found is None:
-            raise NotFound("NO_SUCH_POLICY", f"no ServicePolicy {request.name!r}")
-        return policy_pb2.GetServicePolicyResponse(service_policy=found)
+    async def _list(self, kind: Kind, request: Any, context: Context) -> Any:
+        """Resources of one kind by name."""
+        found = (await self.engine.catalog.refresh()).messages_of(kind)
+        names, token = _page(sorted(found), request.page_size, request.page_token)
+        content = {kind.plural_field: [found[name] for name in names]}
+        return kind.method("List").response(**content, next_page_token=token)
 
-    async def ListServicePolicies(
-        self, request: policy_pb2.ListServicePoliciesRequest, context: Context
-    ) -> policy_pb2.ListServicePoliciesResponse:
-        """Policies by name."""
-        snapshot = await self.engine.catalog.refresh()
-        names, token = _page(sorted(snapshot.policy_protos), request.page_size, request.page_token)
-        return policy_pb2.ListServicePoliciesResponse(
-            service_policies=[snapshot.policy_protos[name] for name in names], next_page_token=token
-        )
-
-    async def DeleteServicePolicy(
-        self, request: policy_pb2.DeleteServicePolicyRequest, context: Context
-    ) -> policy_pb2.DeleteServicePolicyResponse:
-        """Ends the management of a service; its replicas stay."""
-        await self._applier.delete_policy(_name(request.name), request.etag)
-        return policy_pb2.DeleteServicePolicyResponse()
-
-    async def GetPool(self, request: policy_pb2.GetPoolRequest, context: Context) -> policy_pb2.GetPoolResponse:
-        """One pool."""
-        snapshot = await self.engine.catalog.refresh()
-        found = snapshot.pool_protos.get(_name(request.name))
-        if found is None:
-            raise NotFound("NO_SUCH_POOL", f"no Pool {request.name!r}")
-        return policy_pb2.GetPoolResponse(pool=found)
-
-    async def ListPools(self, request: policy_pb2.ListPoolsRequest, context: Context) -> policy_pb2.ListPoolsResponse:
-        """Pools by name."""
-        snapshot = await self.engine.catalog.refresh()
-        names, token = _page(sorted(snapshot.pool_protos), request.page_size, request.page_token)
-        return policy_pb2.ListPoolsResponse(pools=[snapshot.pool_protos[name] for name in names], next_page_token=token)
-
-    async def DeletePool(
-        self, request: policy_pb2.DeletePoolRequest, context: Context
-    ) -> policy_pb2.DeletePoolResponse:
-        """Ends the management of a pool; its replicas stay."""
-        await self._applier.delete_pool(_name(request.name), request.etag)
-        return policy_pb2.DeletePoolResponse()
+    async def _delete(self, kind: Kind, request: Any, context: Context) -> Any:
+        """Ends the management of a service or pool; its replicas stay."""
+        await self._applier.delete(kind, _name(request.name), request.etag)
+        return kind.method("Delete").response()
 
     async def ListRevisions(
         self, request: policy_pb2.ListRevisionsRequest, context: Context
@@ -127,14 +92,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         kind, name = _subject(request.kind, request.name)
         response = policy_pb2.ListRevisionsResponse()
         paused = pause_field(kind, name) in self.engine.catalog.snapshot.pause_reasons
-        if kind == POLICIES:
-            for policy in await self.engine.catalog.policies.history(name):
-                response.revisions.add(service_policy=dressed(policy, paused=paused))
-        else:
-            for pool in await self.engine.catalog.pools.history(name):
-                response.revisions.add(pool=dressed(pool, paused=paused))
+        for document in await self.engine.catalog.documents(kind).history(name):
+            response.revisions.append(_revision(kind, dressed(document, paused=paused)))
         if not response.revisions:
-            raise NotFound("NO_SUCH_RESOURCE", f"no {_kind_words(kind)} {name!r}")
+            raise NotFound("NO_SUCH_RESOURCE", f"no {kind.name} {name!r}")
         return response
 
     async def Rollback(self, request: policy_pb2.RollbackRequest, context: Context) -> policy_pb2.RollbackResponse:
@@ -143,17 +104,11 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         violations = Violations()
         violations.require("revision", request.revision > 0, "is required")
         violations.raise_if_any()
-        if kind == POLICIES:
-            policy = await self.engine.catalog.policies.version(name, request.revision)
-            if policy is None:
-                raise NotFound("NO_SUCH_REVISION", f"{name!r} has no revision {request.revision} any more")
-            applied, _ = await self._applier.policy(policy.message, validate_only=False)
-            return policy_pb2.RollbackResponse(resource=policy_pb2.ResourceRevision(service_policy=applied))
-        pool = await self.engine.catalog.pools.version(name, request.revision)
-        if pool is None:
+        document = await self.engine.catalog.documents(kind).version(name, request.revision)
+        if document is None:
             raise NotFound("NO_SUCH_REVISION", f"{name!r} has no revision {request.revision} any more")
-        applied_pool, _ = await self._applier.pool(pool.message, validate_only=False)
-        return policy_pb2.RollbackResponse(resource=policy_pb2.ResourceRevision(pool=applied_pool))
+        applied, _ = await self._applier.apply(kind, document.message)
+        return policy_pb2.RollbackResponse(resource=_revision(kind, applied))
 
     async def Pause(self, request: policy_pb2.PauseRequest, context: Context) -> policy_pb2.PauseResponse:
         """Keeps the last desired state until it is resumed."""
@@ -234,12 +189,6 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         return policy_pb2.ExplainDecisionResponse(decision=record, lines=lines, replay_matches=matches)
 
 
-def _check_request_id(request_id: str) -> None:
-    violations = Violations()
-    violations.bounded_string("request_id", request_id, max_length=128, required=False)
-    violations.raise_if_any()
-
-
 def _name(name: str) -> str:
     violations = Violations()
     violations.identifier("name", name)
@@ -247,16 +196,17 @@ def _name(name: str) -> str:
     return name
 
 
-def _subject(kind: int, name: str) -> tuple[str, str]:
+def _subject(number: int, name: str) -> tuple[Kind, str]:
     violations = Violations()
-    violations.enum_set("kind", kind, policy_pb2.ResourceKind)
+    violations.enum_set("kind", number, policy_pb2.ResourceKind)
     violations.identifier("name", name)
     violations.raise_if_any()
-    return (POLICIES if kind == policy_pb2.RESOURCE_KIND_SERVICE_POLICY else POOLS), name
+    return next(kind for kind in KINDS if kind.number == number), name
 
 
-def _kind_words(kind: str) -> str:
-    return "ServicePolicy" if kind == POLICIES else "Pool"
+def _revision(kind: Kind, message: Any) -> policy_pb2.ResourceRevision:
+    content: dict[str, Any] = {kind.field: message}
+    return policy_pb2.ResourceRevision(**content)
 
 
 def _page(names: list[str], size: int, token: str) -> tuple[list[str], str]:

@@ -16,16 +16,9 @@ from policy_engine.core.stabilise import History
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell import legacy
 from trimtab.api.actuator.v1 import actuator_pb2
-from trimtab.api.policy.v1 import policy_pb2
 from trimtab.api.store.v1 import engine_pb2
-from trimtab.config.resources import (
-    Pool,
-    ServicePolicy,
-    parse_pool,
-    parse_service_policy,
-    pool_to_proto,
-    service_policy_to_proto,
-)
+from trimtab.config.kinds import ResourceKind
+from trimtab.config.resources import KINDS
 from trimtab.domain.pool import DesiredPool, desired_from_proto, desired_to_proto
 from trimtab.domain.role_signals import RoleSignals
 from trimtab.store.message_codec import Form, Rules
@@ -55,6 +48,14 @@ def _read_history(message: Any) -> History:
     )
 
 
+def _resource_form(kind: ResourceKind[Any, Any]) -> Form:
+    return Form(
+        message=kind.message,
+        write=lambda resource, message: message.CopyFrom(kind.to_message(resource)),
+        read=kind.parse,
+    )
+
+
 RULES = Rules(
     ids={
         Barred: ("replica",),
@@ -69,16 +70,7 @@ RULES = Rules(
     },
     forms={
         History: Form(message=engine_pb2.RecommendationHistory, write=_write_history, read=_read_history),
-        Pool: Form(
-            message=policy_pb2.Pool,
-            write=lambda pool, message: message.CopyFrom(pool_to_proto(pool)),
-            read=parse_pool,
-        ),
-        ServicePolicy: Form(
-            message=policy_pb2.ServicePolicy,
-            write=lambda policy, message: message.CopyFrom(service_policy_to_proto(policy)),
-            read=parse_service_policy,
-        ),
+        **{kind.model: _resource_form(kind) for kind in KINDS},
         DesiredPool: domain_form(
             actuator_pb2.PoolState,
             desired_to_proto,

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from prescheduler.core.inventory import cluster_inventory, taken_away
 from prescheduler.core.model import ClusterInventory
 from prescheduler.core.tree import InventoryError, check_columns
 from prescheduler.core.writes import ClusterWrite
-from prescheduler.shell import wire
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.inventory import columns_from_proto
+from trimtab.domain.operation import operation_from_proto
 from trimtab.domain.placement import GroupPlacement, placement_to_proto
+from trimtab.domain.replica import Replica, replica_from_proto
 from trimtab.domain.time import timestamp_of
 from trimtab.rpc import clients
 from trimtab.rpc.errors import describe, error_info
@@ -135,14 +138,20 @@ class Clusters:
         for _ in range(_MAX_ATTEMPTS):
             replicas = await self._replicas(stub)
             if replicas is not None:
-                found = wire.inventory(nodes, replicas, deleting)
+                found = cluster_inventory(
+                    cluster,
+                    inventory_revision=nodes.inventory_revision,
+                    nodes=columns_from_proto(nodes.nodes),
+                    replicas=replicas,
+                    deleting=deleting,
+                )
                 check_columns(cluster, found.nodes)
                 return found
         raise ClusterSilent("its replicas changed while they were listed")
 
-    async def _replicas(self, stub: "actuator_pb2_grpc.ActuatorServiceAsyncStub") -> list[actuator_pb2.Replica] | None:
-        """Every replica at one revision; None when it changed between two pages."""
-        found: list[actuator_pb2.Replica] = []
+    async def _replicas(self, stub: "actuator_pb2_grpc.ActuatorServiceAsyncStub") -> list[Replica] | None:
+        """Every scaled replica at one revision; None when it changed between two pages."""
+        found: list[Replica] = []
         token, revision = "", None
         for _ in range(_MAX_PAGES):
             page = await stub.ListReplicas(
@@ -151,7 +160,7 @@ class Clusters:
             if revision is not None and page.revision != revision:
                 return None
             revision = page.revision
-            found += page.replicas
+            found += [replica_from_proto(item) for item in page.replicas if not item.pool]
             token = page.next_page_token
             if not token:
                 return found
@@ -166,12 +175,7 @@ class Clusters:
                 actuator_pb2.ListOperationsRequest(unfinished_only=True, page_size=_PAGE_SIZE, page_token=token),
                 timeout=self._timeout_s,
             )
-            found.update(
-                step.replica
-                for operation in page.operations
-                for step in operation.steps
-                if (step.kind, step.state) in _LEAVING
-            )
+            found |= taken_away(map(operation_from_proto, page.operations))
             token = page.next_page_token
             if not token:
                 return frozenset(found)
@@ -192,11 +196,3 @@ def _failed_write(error: grpc.aio.AioRpcError) -> WriteOutcome:
         fenced_off=reason == _FENCED_OFF,
         highest_token=int(highest) if highest.isdecimal() else 0,
     )
-
-
-_LEAVING = (
-    (actuator_pb2.STEP_KIND_DELETE, actuator_pb2.OPERATION_STATE_PENDING),
-    (actuator_pb2.STEP_KIND_DELETE, actuator_pb2.OPERATION_STATE_RUNNING),
-    # A creation that is taken back.
-    (actuator_pb2.STEP_KIND_CREATE, actuator_pb2.OPERATION_STATE_ROLLING_BACK),
-)

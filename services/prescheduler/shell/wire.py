@@ -1,56 +1,15 @@
 """Between the core's types and the messages of ``trimtab.scheduler.v1`` and ``trimtab.actuator.v1``."""
 
-from collections.abc import Iterable
-
 from prescheduler.core.domains import DomainRow
-from prescheduler.core.model import ClusterInventory, Constraint, DeploymentGroup, Outcome, ScaledReplica, ServiceResult
-from trimtab.api.actuator.v1 import actuator_pb2
+from prescheduler.core.model import Constraint, DeploymentGroup, Outcome, ServiceResult
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.domain.inventory import columns_from_proto
 from trimtab.domain.placement import (
     SubgroupClass,
     placement_from_proto,
     placement_to_proto,
 )
 from trimtab.words import Role, TopologyLevel
-
-_LEAVING = (types_pb2.LIFE_CYCLE_DRAINING, types_pb2.LIFE_CYCLE_TERMINATING)
-
-
-def inventory(
-    nodes: actuator_pb2.ListNodesResponse,
-    replicas: Iterable[actuator_pb2.Replica],
-    deleting: frozenset[str],
-) -> ClusterInventory:
-    """What one actuator answered. ``deleting``: replicas that an unfinished operation takes away.
-
-    Pooled replicas are none of the pre-scheduler's. Raises ``ValueError`` for a role unknown to this release.
-    """
-    return ClusterInventory(
-        cluster=nodes.cluster,
-        inventory_revision=nodes.inventory_revision,
-        nodes=columns_from_proto(nodes.nodes),
-        replicas=tuple(
-            ScaledReplica(
-                name=item.replica,
-                service=item.service,
-                role=Role.from_number(item.role),
-                cluster=nodes.cluster,
-                node=item.node,
-                group=item.deployment_group,
-                leaving=_is_leaving(item) or item.replica in deleting,
-            )
-            for item in replicas
-            if not item.pool
-        ),
-    )
-
-
-def _is_leaving(replica: actuator_pb2.Replica) -> bool:
-    return replica.life_cycle in _LEAVING or any(
-        hold.owner == types_pb2.HOLD_OWNER_SOFT_SCALE_IN for hold in replica.holds
-    )
 
 
 def result_to_wire(result: ServiceResult) -> scheduler_pb2.ScalingResult:

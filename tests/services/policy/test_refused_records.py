@@ -312,7 +312,7 @@ async def test_a_pool_that_its_actuator_holds_says_why_and_its_decision_stays_op
     fake_actuator, start_engine, windows, monkeypatch
 ):
     """Nothing came of it, and nothing was taken back: it is carried out once the actuator can read the record."""
-    monkeypatch.setattr("policy_engine.shell.publish.REFUSED_PAUSE_S", 0.2)
+    monkeypatch.setattr("policy_engine.core.transition_outcome.REFUSED_PAUSE_S", 0.2)
     fake_actuator.cannot_read = "shared is held: k, field a-0: is no replica; remove it with HDEL 'k' 'a-0'"
     engine = await start_engine(fake_actuator)
     await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), gpus=2))
