@@ -19,9 +19,8 @@ from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.dialects.model import Gauge
 from trimtab.domain.role_window import role_window_to_proto
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Gauge, Latency
 
 TARGETS = (1_000, 10_000)
 TARGETS_PER_ROLE = 20

@@ -17,8 +17,7 @@ from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS,
 from simulator.core.edges import LATENCY_EDGES, TOKEN_GAP_EDGES, TTFT_EDGES
 from simulator.core.event_engine import EventEngine
 from simulator.core.requests import EngineGauges, FinishedRequest, FinishReason
-from trimtab.domain.dialects.model import Counter, Gauge
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 _EDGES: tuple[tuple[Latency, tuple[float, ...]], ...] = (
     (Latency.TTFT, TTFT_EDGES),

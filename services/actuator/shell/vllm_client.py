@@ -14,7 +14,7 @@ import aiohttp
 from actuator.core.waking import LEVEL_WITHOUT_WEIGHTS
 from actuator.shell.engine_client import EngineError, Gauges
 from trimtab.config.dialects import shipped_dialects
-from trimtab.domain.dialects.model import Gauge
+from trimtab.domain.signals import Gauge
 
 MAX_PAGE_BYTES = 4 * 2**20
 _READ = frozenset({Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USAGE_RATIO, Gauge.AWAKE})

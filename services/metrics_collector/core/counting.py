@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metrics_collector.core.schema import COUNTER_COLUMN, COUNTERS, GAUGE_COLUMN, SCALARS, Schema
-from trimtab.domain.dialects.model import Counter, Gauge
+from trimtab.domain.signals import Counter, Gauge
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from metrics_collector.core.pagerow import COLUMN, Groups, Histogram, Plan, Prefill
 from metrics_collector.core.schema import HistogramColumns, schema_of
-from trimtab.domain.dialects.model import Combine, Counter, Dialect, Family, Kind, Quantity, Source, counter_spellings
-from trimtab.domain.signals import Latency
+from trimtab.domain.dialects.model import Combine, Dialect, Family, Kind, Quantity, Source, counter_spellings
+from trimtab.domain.signals import Counter, Latency
 
 
 class Series(NamedTuple):

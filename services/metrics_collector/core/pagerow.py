@@ -20,7 +20,8 @@ from metrics_collector.core.schema import (
     Reading,
     Schema,
 )
-from trimtab.domain.dialects.model import Combine, Counter, Gauge, Quantity, Source
+from trimtab.domain.dialects.model import Combine, Quantity, Source
+from trimtab.domain.signals import Counter, Gauge
 
 Groups = tuple[tuple[int, ...], ...]
 """Positions of numbers: of each group, whose members are copies of one another, the largest counts."""

@@ -16,8 +16,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trimtab.domain.dialects.model import Counter, Gauge
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 GAUGES: tuple[Gauge, ...] = tuple(Gauge)
 COUNTERS: tuple[Counter, ...] = tuple(Counter)

@@ -29,7 +29,7 @@ from metrics_collector.shell.settings import CollectorSettings
 from metrics_collector.shell.wheel import SLOT_S, Wheel
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.domain.dialects.dcgm import GpuPageError, read_gpu_page
-from trimtab.domain.dialects.model import Gauge
+from trimtab.domain.signals import Gauge
 
 log = structlog.get_logger(__name__)
 

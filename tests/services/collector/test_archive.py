@@ -13,9 +13,8 @@ from metrics_collector.core.targets import RoleKey
 from metrics_collector.shell.archive import PREVIOUS, Archive
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.dialects.model import Counter
 from trimtab.domain.role_window import RoleWindow, SignalSums
-from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.signals import Counter, Latency, Signal
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.words import Role

@@ -19,7 +19,7 @@ from metrics_collector.shell.serve import _Collector
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.dialects.model import Counter
+from trimtab.domain.signals import Counter
 from trimtab.errors import StartupError
 from trimtab.rpc.clients import channel
 from trimtab.store import keys

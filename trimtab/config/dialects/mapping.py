@@ -8,16 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstra
 from pydantic_core import PydanticCustomError
 
 from trimtab.config.yamlfile import YamlError, parse_yaml_documents
-from trimtab.domain.dialects.model import (
-    QUANTITIES,
-    Combine,
-    Dialect,
-    Family,
-    Gauge,
-    Kind,
-    Quantity,
-)
-from trimtab.domain.signals import Latency
+from trimtab.domain.dialects.model import QUANTITIES, Combine, Dialect, Family, Kind, Quantity
+from trimtab.domain.signals import Gauge, Latency
 
 MAX_MAPPING_BYTES = 256 * 1024
 MAX_NAMES = 16

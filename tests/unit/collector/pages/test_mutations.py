@@ -16,7 +16,7 @@ from metrics_collector.core.page import MAX_LAYOUTS_BYTES, Hint, PageError, Page
 from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
 from tests.unit.collector.pages.pagetexts import histogram, series
 from trimtab.config.dialects import load_dialects
-from trimtab.domain.dialects.model import Counter, Gauge
+from trimtab.domain.signals import Counter, Gauge
 
 MUTATIONS = 100_000
 # One in so many is of a full page; the others are of pages with the families alone that are read.

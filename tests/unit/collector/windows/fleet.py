@@ -16,9 +16,8 @@ from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.dialects.model import Counter, Gauge
 from trimtab.domain.role_window import role_window_to_proto
-from trimtab.domain.signals import SIGNALS, Latency
+from trimtab.domain.signals import SIGNALS, Counter, Gauge, Latency
 
 BOUNDS = (0.1, 1.0, math.inf)
 PLAIN = schema_of(((Latency.TTFT, BOUNDS),))

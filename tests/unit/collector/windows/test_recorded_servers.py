@@ -11,7 +11,7 @@ from metrics_collector.core.schema import COUNTER_COLUMN
 from tests.unit.collector.windows.fleet import Fleet, OneServer, increase, target, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.config.dialects import load_dialects
-from trimtab.domain.dialects.model import Counter
+from trimtab.domain.signals import Counter
 
 Capture = Callable[[str], bytes]
 READER = PageReader(load_dialects())

@@ -29,11 +29,11 @@ from simulator.server.exposition import Page
 from simulator.server.vllm_metrics import RequestParams, VllmMetrics
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.config.dialects import load_dialects
-from trimtab.domain.dialects.model import Counter, Gauge
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_merge import merge
 from trimtab.domain.role_signals import RoleSignals, role_signals
 from trimtab.domain.role_window import role_window_from_proto, role_window_to_proto
+from trimtab.domain.signals import Counter, Gauge
 from trimtab.words import Quality, Role
 
 CHAT = MemberKey("chat", Role.COLOCATED)
