@@ -13,10 +13,9 @@ from functools import lru_cache
 from operator import eq, getitem, itemgetter
 from typing import NamedTuple, cast
 
-from metrics_collector.core.dialects import Dialect
-from metrics_collector.core.dialects.model import HISTOGRAM_SUFFIXES, Kind, counter_spellings
 from metrics_collector.core.pageplan import Series, plan_of
 from metrics_collector.core.pagerow import Plan
+from trimtab.domain.dialects.model import HISTOGRAM_SUFFIXES, Dialect, Kind, counter_spellings
 
 MAX_LINES_PER_FAMILY = 5_000
 MAX_LINE_BYTES = 64 * 1024

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from enum import Enum
 from operator import add, le
 
-from metrics_collector.core.dialects import Combine, Quantity, Source
 from metrics_collector.core.schema import (
     COUNTER_COLUMN,
     COUNTERS,
     GAUGE_COLUMN,
     GAUGES,
     SCALARS,
-    Counter,
-    Gauge,
     HistogramColumns,
     Reading,
     Schema,
 )
+from trimtab.domain.dialects.model import Combine, Quantity, Source
+from trimtab.domain.signals import Counter, Gauge
 
 Groups = tuple[tuple[int, ...], ...]
 """Positions of numbers: of each group, whose members are copies of one another, the largest counts."""

@@ -20,11 +20,11 @@ from metrics_collector.core.counting import Bools, Floats, Ints
 from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Verdicts
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN, ReplicaWindows
-from metrics_collector.core.schema import COUNTERS, SCALARS, Counter
+from metrics_collector.core.schema import COUNTERS, SCALARS
 from metrics_collector.core.targets import RoleKey, Target
 from trimtab.domain.histogram import Histogram, merge_histograms
 from trimtab.domain.role_window import LatencySums, RoleWindow, SignalSums
-from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.signals import PAGE_SIGNALS, Counter, Latency, Signal
 from trimtab.domain.time import to_microseconds
 from trimtab.words import Role
 
@@ -35,17 +35,6 @@ GPU_SIGNALS: tuple[Signal, ...] = (
     Signal.GPU_MEMORY_RATIO,
 )
 """The order of ``GpuAverages``."""
-_PAGE_SIGNALS: tuple[Signal, ...] = (
-    Signal.PREFILL_TPS,
-    Signal.PREFILL_CACHED_TPS,
-    Signal.DECODE_TPS,
-    Signal.REQUEST_RPS,
-    Signal.PREEMPTION_RPS,
-    Signal.RUNNING,
-    Signal.WAITING,
-    Signal.KV_USAGE_RATIO,
-    Signal.PREFIX_HIT_RATIO,
-)
 _ROLES = Role.by_number()
 _GPU_COLUMNS = [SIGNAL_COLUMN[name] for name in GPU_SIGNALS]
 _KV = SIGNAL_COLUMN[Signal.KV_USAGE_RATIO]
@@ -159,7 +148,7 @@ def role_windows(
     names = _names(roster, columns.seen), _names(roster, columns.missing)
     revisions = dict(sorted(replica_revisions.items()))
     start_us, end_us = to_microseconds(windows.window.start_s), to_microseconds(windows.window.end_s)
-    shown = _PAGE_SIGNALS
+    shown = PAGE_SIGNALS
     if not np.isnan(values[:, _GPU_COLUMNS]).all():
         shown = (*shown, *GPU_SIGNALS)
     found: list[RoleWindow] = []

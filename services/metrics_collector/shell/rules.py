@@ -7,11 +7,11 @@ from pathlib import Path
 
 import structlog
 
-from metrics_collector.core.dialects import Dialect
 from metrics_collector.core.targets import Target
 from metrics_collector.shell.client import ClientRules
 from metrics_collector.shell.request import METRICS_PATH, RequestHeads, TokenFile, tls_context
 from metrics_collector.shell.settings import CollectorSettings
+from trimtab.domain.dialects.model import Dialect
 from trimtab.rpc.run import ServiceContext
 
 log = structlog.get_logger(__name__)

@@ -17,7 +17,7 @@ from metrics_collector.core.load import read_load
 from metrics_collector.core.page import Hint, PageError, PageReader
 from metrics_collector.core.rounds import ClosedSlice
 from metrics_collector.core.schedule import next_due, phase, phase_s, rounds_to_skip, spread_of
-from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
+from metrics_collector.core.schema import GAUGE_COLUMN
 from metrics_collector.core.status import TargetStatus
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
@@ -29,6 +29,7 @@ from metrics_collector.shell.settings import CollectorSettings
 from metrics_collector.shell.wheel import SLOT_S, Wheel
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.domain.dialects.dcgm import GpuPageError, read_gpu_page
+from trimtab.domain.signals import Gauge
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from metrics_collector.core.demand import without
-from metrics_collector.core.dialects import Dialect, DialectError, load_dialects
 from metrics_collector.core.loads import ReplicaLoads
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.sharing import sources_fingerprint
@@ -24,7 +23,9 @@ from metrics_collector.shell.sources import ActuatorTargets, FileTargets, load_f
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
+from trimtab.config.dialects import DialectError, load_dialects
 from trimtab.config.file_sd import FileSdError
+from trimtab.domain.dialects.model import Dialect
 from trimtab.errors import StartupError
 from trimtab.rpc.clients import ClientTls, channel
 from trimtab.rpc.run import ServiceContext, run_until_stopped

@@ -12,7 +12,6 @@ import pytest
 import trustme
 from aiohttp import web
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.load import read_load
 from metrics_collector.core.targets import Target
 from metrics_collector.shell.answer import DownError, RefusedError
@@ -21,6 +20,7 @@ from metrics_collector.shell.request import Place, RequestHeads, TokenFile, tls_
 from metrics_collector.shell.rules import RulesByService
 from metrics_collector.shell.settings import CollectorSettings
 from trimtab.api.common.v1 import types_pb2
+from trimtab.config.dialects import load_dialects
 from trimtab.errors import StartupError
 
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}

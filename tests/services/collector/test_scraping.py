@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.rounds import ClosedSlice, close_slice, slices_of
 from metrics_collector.core.schedule import MOST_SPREAD, SPREADS
@@ -24,6 +23,7 @@ from metrics_collector.shell.scraper import Scraper
 from metrics_collector.shell.settings import CollectorSettings
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.config.dialects import load_dialects
 
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 

@@ -10,23 +10,14 @@ from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Verdicts, Witness, judge_all
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN, ReplicaWindows
 from metrics_collector.core.roles import Roster, replica_values, role_windows
-from metrics_collector.core.schema import (
-    COUNTER_COLUMN,
-    COUNTERS,
-    GAUGE_COLUMN,
-    Counter,
-    Gauge,
-    Reading,
-    Schema,
-    schema_of,
-)
+from metrics_collector.core.schema import COUNTER_COLUMN, COUNTERS, GAUGE_COLUMN, Reading, Schema, schema_of
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.role_window import role_window_to_proto
-from trimtab.domain.signals import SIGNALS, Latency
+from trimtab.domain.signals import SIGNALS, Counter, Gauge, Latency
 
 BOUNDS = (0.1, 1.0, math.inf)
 PLAIN = schema_of(((Latency.TTFT, BOUNDS),))

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.liveness import Witness
 from metrics_collector.core.page import PageReader
-from metrics_collector.core.schema import COUNTER_COLUMN, Counter
+from metrics_collector.core.schema import COUNTER_COLUMN
 from tests.unit.collector.windows.fleet import Fleet, OneServer, increase, target, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.config.dialects import load_dialects
+from trimtab.domain.signals import Counter
 
 Capture = Callable[[str], bytes]
 READER = PageReader(load_dialects())

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.recording import SCHEMA, EngineRecorder
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.roles import Roster, replica_values, role_windows
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Gauge, Reading
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window
@@ -29,10 +28,12 @@ from simulator.server.exposition import Gauge as PageGauge
 from simulator.server.exposition import Page
 from simulator.server.vllm_metrics import RequestParams, VllmMetrics
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.config.dialects import load_dialects
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_merge import merge
 from trimtab.domain.role_signals import RoleSignals, role_signals
 from trimtab.domain.role_window import role_window_from_proto, role_window_to_proto
+from trimtab.domain.signals import Counter, Gauge
 from trimtab.words import Quality, Role
 
 CHAT = MemberKey("chat", Role.COLOCATED)

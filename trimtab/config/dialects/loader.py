@@ -5,9 +5,9 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from metrics_collector.core.dialects.mapping import DialectError, parse_dialects
-from metrics_collector.core.dialects.model import Dialect
+from trimtab.config.dialects.mapping import DialectError, parse_dialects
 from trimtab.config.yamlfile import YamlError, read_bounded_text
+from trimtab.domain.dialects.model import Dialect
 
 # A page goes by the first of them that it has a mark of: V1 reads what V0's marks tell apart.
 _SHIPPED = ("vllm-v0", "vllm-v1", "sglang")

@@ -7,17 +7,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
 
-from metrics_collector.core.dialects.model import (
-    QUANTITIES,
-    Combine,
-    Dialect,
-    Family,
-    Kind,
-    Quantity,
-)
-from metrics_collector.core.schema import Gauge
 from trimtab.config.yamlfile import YamlError, parse_yaml_documents
-from trimtab.domain.signals import Latency
+from trimtab.domain.dialects.model import QUANTITIES, Combine, Dialect, Family, Kind, Quantity
+from trimtab.domain.signals import Gauge, Latency
 
 MAX_MAPPING_BYTES = 256 * 1024
 MAX_NAMES = 16

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from metrics_collector.core.schema import Counter, Gauge
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 
 class Source(StrEnum):
