@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 from bench._report import machine, main_of
 from metrics_collector.core.rounds import close_slice, slices_of
-from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Gauge, Latency, Reading, Schema, schema_of
+from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Gauge, Reading, Schema, schema_of
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.role_window import role_window_to_proto
+from trimtab.domain.signals import Latency
 
 TARGETS = (1_000, 10_000)
 TARGETS_PER_ROLE = 20
@@ -82,21 +84,21 @@ def cost_us(count: int) -> dict[str, float]:
             table.put(target.target_id, pages[index % len(pages)], at_s=number + index / (2 * count))
         put = time.process_time()
         window = Window(start_s=number + 1 - WINDOW_S, end_s=number + 1.0)
-        samples = sum(
-            len(
-                close_slice(
-                    table,
-                    part,
-                    window,
-                    states=[pb.TARGET_STATE_UNSPECIFIED] * len(part.roster.targets),
-                    witnesses={},
-                    gpus=None,
-                    collector="bench",
-                    replica_revisions={"local": number},
-                ).samples
+        samples = 0
+        for part in slices:
+            found = close_slice(
+                table,
+                part,
+                window,
+                states=[pb.TARGET_STATE_UNSPECIFIED] * len(part.roster.targets),
+                witnesses={},
+                gpus=None,
+                collector="bench",
+                replica_revisions={"local": number},
             )
-            for part in slices
-        )
+            samples += len(found.samples)
+            for one in found.role_windows:
+                role_window_to_proto(one)
         closed = time.process_time()
         if samples != count:
             raise RuntimeError(f"{samples} samples of {count} replicas: the round is not whole")

@@ -23,7 +23,7 @@ from actuator.core.model import (
     Gpu,
     Limits,
     OperationKind,
-    Spec,
+    PlacedSpec,
     State,
     StepKind,
 )
@@ -73,12 +73,12 @@ class VirtualActuator:
         gateway: VirtualGateway,
         *,
         nodes: Sequence[Node],
-        specs: Sequence[Spec],
+        specs: Sequence[PlacedSpec],
         limits: Limits | None = None,
         profiles: Mapping[str, Profile],
         pace: ActuatorPace | None = None,
         on_change: Callable[[], None] = lambda: None,
-        on_created: Callable[[Spec], None] = lambda _: None,
+        on_created: Callable[[PlacedSpec], None] = lambda _: None,
         on_deleted: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.servers = servers
@@ -225,7 +225,10 @@ class VirtualActuator:
         for name, server in self.servers.by_name.items():
             starting = server.state is ServerState.STARTING
             run_state = RunState.STARTING if starting else RunState.RUNNING
-            listed[name] = Listed(spec=self._specs[name], address=f"virtual://{name}", run_state=run_state)
+            placed = self._specs[name]
+            listed[name] = Listed(
+                spec=placed.spec, placement=placed.placement, address=f"virtual://{name}", run_state=run_state
+            )
             # A server is only asked for what somebody looks at: requests where their end is waited for, queue and
             # cache where a release may leave too much to those who stay.
             counts = server.awake and (everybody or name in worked_on)
@@ -277,8 +280,8 @@ class VirtualActuator:
             else:
                 self._end(outcome)
 
-        if action.kind is ActionKind.CREATE and action.spec is not None:
-            self._create(action.spec)
+        if action.kind is ActionKind.CREATE and action.placed is not None:
+            self._create(action.placed)
         elif action.kind is ActionKind.DELETE:
             self._delete(name)
         elif name not in self.servers.by_name:
@@ -294,19 +297,19 @@ class VirtualActuator:
         else:
             self.servers.clock.call_at(self._now_s + self.servers.canary_s(name), lambda _: done())
 
-    def _create(self, spec: Spec) -> None:
-        name = spec.replica
-        self._specs[name] = spec
+    def _create(self, placed: PlacedSpec) -> None:
+        name = placed.replica
+        self._specs[name] = placed
         short = self.servers.start(
             name,
-            service=spec.service,
-            role=spec.role,
-            profile=self._profiles[spec.profile],
-            gpus=gpu_ids(spec),
+            service=placed.service,
+            role=placed.role,
+            profile=self._profiles[placed.spec.profile],
+            gpus=gpu_ids(placed),
             done=self.kick,
         )
         if short is None:
-            self._on_created(spec)
+            self._on_created(placed)
         error = "" if short is None else str(short)
         self._later(Outcome(kind=ActionKind.CREATE, replica=name, ok=short is None, error=error))
 
@@ -327,6 +330,6 @@ class VirtualActuator:
         self._look_again()
 
 
-def gpu_ids(spec: Spec) -> tuple[GpuId, ...]:
-    """The GPUs of a spec as the simulator names them."""
-    return tuple(GpuId(node, index) for node, index in spec.gpus)
+def gpu_ids(placed: PlacedSpec) -> tuple[GpuId, ...]:
+    """The GPUs of a replica as the simulator names them."""
+    return tuple(GpuId(node, index) for node, index in placed.gpus)

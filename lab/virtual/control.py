@@ -26,7 +26,6 @@ from policy_engine.core.pool_cycle import (
     unfinished_of,
     with_counts,
 )
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.transition_outcome import (
     Acknowledged,
     Refusal,
@@ -41,6 +40,7 @@ from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.operation import Operation, OperationState
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

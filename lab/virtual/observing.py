@@ -13,31 +13,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-import numpy as np
-
-from metrics_collector.core.demand import DemandBoard, DemandReport, FrontDoorSums, forget, front_door_sums, report
+from metrics_collector.core.demand import DemandBoard, DemandReport, forget, front_door_windows, report
 from metrics_collector.core.liveness import judge_all
-from metrics_collector.core.replica_windows import SIGNAL_COLUMN
-from metrics_collector.core.roles import LATENCIES, RoleSums, Roster, role_columns
-from metrics_collector.core.schema import Latency, Reading
+from metrics_collector.core.roles import Roster, replica_values, role_windows
+from metrics_collector.core.schema import Reading
 from metrics_collector.core.table import SeriesTable
-from metrics_collector.core.targets import ROLES, RoleKey, Target
+from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window, window_length_s
-from policy_engine.core.observed import ROLE_LATENCIES, ROLE_SIGNALS
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
-from trimtab.api.collector.v1 import collector_pb2 as pb
-from trimtab.domain.histogram import Histogram
-from trimtab.domain.measurement import NEVER_READ, Measurement
-from trimtab.store.observations import RATIO_SIGNALS, Graded, Tally, grade
-from trimtab.words import Quality, Role
+from trimtab.domain.role_merge import merge
+from trimtab.domain.role_signals import FrontDoor, RoleSignals, front_door, role_signals
+from trimtab.words import Role
 
 _NAME = "virtual"
 _SPARE_ROWS = 4
-_LATENCIES = {
-    field: own for field, number in ROLE_LATENCIES.items() for own, name in LATENCIES.items() if name == number
-}
-_QUALITIES: Mapping[int, Quality] = {quality.number: quality for quality in Quality}
 
 Observed = tuple[dict[MemberKey, RoleSignals], dict[str, FrontDoor]]
 """The newest window of roles, and of front doors by service; absent where nobody has observed anything."""
@@ -129,9 +118,9 @@ class VirtualCollector:
         services = {key.service for key in routable}
         expiry_s = max(self._demand_expiry_s, 2 * self._interval_s)
         fronts = {
-            sums.service: _front_door(sums, window_end_s=end_s)
-            for sums in front_door_sums(self._demand, window, expiry_s=expiry_s)
-            if sums.service in services
+            found.service: front_door(merge([found]))
+            for found in front_door_windows(self._demand, window, collector=_NAME, expiry_s=expiry_s)
+            if found.service in services
         }
         return roles, fronts
 
@@ -141,22 +130,14 @@ class VirtualCollector:
             return {}
         windows = self._table.close(roster.target_ids, window)
         verdicts = judge_all(roster.target_ids, windows, {}, limits_s=roster.limits_s(lambda _: self._stuck_after_s))
-        columns = role_columns(roster, windows, verdicts, windows.values)
-        reported = np.add.reduceat(columns.seen.astype(np.int64), roster.starts).tolist()
-        places = {key: place for place, key in enumerate(roster.keys)}
-        found: dict[MemberKey, RoleSignals] = {}
-        for key in sorted(routable):
-            place = places.get(RoleKey(service=key.service, role=ROLES[key.role.value]))
-            if place is not None:
-                found[key] = _role_signals(
-                    key.role,
-                    columns.sums[place],
-                    columns.latencies.get(place, {}),
-                    window_end_s=window.end_s,
-                    reported=reported[place],
-                    expected=len(set(routable[key])),
-                )
-        return found
+        values = replica_values(roster, windows, verdicts, None)
+        closed = role_windows(roster, windows, verdicts, values, collector=_NAME, replica_revisions={})
+        by_member = {MemberKey(one.service, one.role): one for one in closed if one.role is not None}
+        return {
+            key: role_signals(key.role, merge([by_member[key]], expected=routable[key]))
+            for key in sorted(routable)
+            if key in by_member
+        }
 
     def _roster_of(self, routable: Mapping[MemberKey, Collection[str]]) -> Roster:
         counted = frozenset((key, name) for key, names in routable.items() for name in names)
@@ -167,60 +148,3 @@ class VirtualCollector:
                 targets.append(replace(target, counted=counts, routable_by_actuator=counts))
             self._roster = (counted, Roster.of(targets))
         return self._roster[1]
-
-
-def _role_signals(
-    role: Role,
-    sums: RoleSums,
-    latencies: Mapping[Latency, Histogram],
-    *,
-    window_end_s: float,
-    reported: int,
-    expected: int,
-) -> RoleSignals:
-    """What one role's sums amount to; the same as `merge` and then `role_signals` make of one collector's partial."""
-
-    def of(name: pb.Signal.ValueType) -> Measurement:
-        column = SIGNAL_COLUMN[name]
-        value: float | None = sums.sums[column]
-        tally = Tally(sums.reported[column], sums.stale, sums.reset[column], sums.warming)
-        if name in RATIO_SIGNALS:
-            value = sums.sums[column] / sums.weights[column] if sums.weights[column] > 0 else None
-        return _signal(grade(value, tally, reported=min(tally.reported, expected), expected=expected))
-
-    def p95_of(latency: Latency) -> Measurement:
-        histogram = latencies.get(latency)
-        if histogram is None:
-            return NEVER_READ
-        found = histogram.quantile(0.95)
-        tally = Tally(reported, reset=max(sums.reset))
-        if found is None:
-            tally.notes.append("nothing finished in the window")
-        value = None if found is None else found[0]
-        return _signal(grade(value, tally, reported=min(reported, expected), expected=expected))
-
-    return RoleSignals(
-        role=role,
-        window_end_s=window_end_s,
-        **{field: of(name) for field, name in ROLE_SIGNALS.items()},
-        **{field: p95_of(latency) for field, latency in _LATENCIES.items()},
-    )
-
-
-def _front_door(sums: FrontDoorSums, *, window_end_s: float) -> FrontDoor:
-    expected = len(sums.heard) + len(sums.missing)
-
-    def of(value: float, reported: int) -> Measurement:
-        return _signal(grade(value, Tally(reported), reported=reported, expected=expected))
-
-    return FrontDoor(
-        window_end_s=window_end_s,
-        held=of(float(sum(sums.held)), len(sums.heard)),
-        arrival_rps=of(sums.arrival_rps, sums.reported),
-        arrival_prompt_tps=of(sums.arrival_prompt_tps, sums.reported),
-        arrival_output_tps=of(sums.arrival_output_tps, sums.reported),
-    )
-
-
-def _signal(found: Graded) -> Measurement:
-    return Measurement(found.value, _QUALITIES[found.quality], found.reported, found.expected, found.detail)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from actuator.core.admission_placement import PlacementRequest, apply_placements
 from actuator.core.fencing import Refused
-from actuator.core.model import Limits, Spec
+from actuator.core.model import Limits, PlacedSpec
 from actuator.core.placement_exchange import group_requests, node_columns
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace, VirtualActuator
@@ -43,7 +43,7 @@ class PlacingActuator(VirtualActuator):
         profiles: Mapping[str, Profile],
         limits: Limits | None = None,
         pace: ActuatorPace | None = None,
-        on_created: Callable[[Spec], None],
+        on_created: Callable[[PlacedSpec], None],
         on_deleted: Callable[[str], None],
     ) -> None:
         super().__init__(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from actuator.core.admission_pool import specs_of
 from actuator.core.listing import listed_operation
-from actuator.core.model import Limits, OperationKind, OperationState, Spec, StepKind
+from actuator.core.model import Limits, OperationKind, OperationState, PlacedSpec, StepKind
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace, VirtualActuator, gpu_ids
 from lab.virtual.control import Controller, MemberScore, PoolDesk, PoolLook
@@ -105,17 +105,17 @@ class PoolRun:
             self.gateway, self.servers, self.collector, services=services, timeline_s=setup.timeline_s
         )
         # Who is to sleep is placed first: an awake server leaves no room for another that is awake.
-        for spec in sorted(specs, key=lambda spec: (spec.replica in awake, spec.replica)):
+        for placed in sorted(specs, key=lambda placed: (placed.replica in awake, placed.replica)):
             self.servers.place(
-                spec.replica,
-                service=spec.service,
-                role=spec.role,
-                profile=setup.profiles[spec.profile],
-                gpus=gpu_ids(spec),
-                awake=spec.replica in awake,
+                placed.replica,
+                service=placed.service,
+                role=placed.role,
+                profile=setup.profiles[placed.spec.profile],
+                gpus=gpu_ids(placed),
+                awake=placed.replica in awake,
                 slept_before=setup.first_sleeps_done,
             )
-            self._created(spec)
+            self._created(placed)
         self.actuator = VirtualActuator(
             self.servers,
             self.gateway,
@@ -260,8 +260,8 @@ class PoolRun:
                 )
             )
 
-    def _created(self, spec: Spec) -> None:
-        self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+    def _created(self, placed: PlacedSpec) -> None:
+        self.collector.add(placed.replica, placed.service, placed.role, len(placed.placement.gpu_indices))
 
     def _deleted(self, name: str) -> None:
         self.collector.remove(name)

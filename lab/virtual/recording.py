@@ -19,7 +19,6 @@ from metrics_collector.core.schema import (
     SCALARS,
     Counter,
     Gauge,
-    Latency,
     Reading,
     Schema,
     schema_of,
@@ -27,6 +26,7 @@ from metrics_collector.core.schema import (
 from simulator.core.edges import LATENCY_EDGES, TOKEN_GAP_EDGES, TTFT_EDGES
 from simulator.core.event_engine import EventEngine
 from simulator.core.requests import EngineGauges, FinishedRequest, FinishReason
+from trimtab.domain.signals import Latency
 
 _EDGES: tuple[tuple[Latency, tuple[float, ...]], ...] = (
     (Latency.TTFT, TTFT_EDGES),

@@ -16,10 +16,10 @@ from lab.virtual.counts import ready_replica
 from policy_engine.core.draft import Draft
 from policy_engine.core.scaled import ScaledInput, ScaledState, decide_scaled
 from policy_engine.core.scaling_request import count_replicas
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import RoleCounts
 from policy_engine.core.vocabulary import DecisionKind
 from trimtab.config.resources import ServicePolicy
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import LifeCycle, Role
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from actuator.core.model import Limits, Spec
+from actuator.core.model import Limits, PlacedSpec
 from actuator.core.world import Node
 from lab.virtual.actuation import ActuatorPace
 from lab.virtual.gateway import CLUSTER
@@ -22,13 +22,13 @@ from lab.virtual.servers import VirtualServers
 from lab.virtual.serving import Serving
 from lab.virtual.staged_gateway import StagedGateway
 from policy_engine.core.scaling_request import exists, scaling_request
-from policy_engine.core.signals import FrontDoor
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
 from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from trimtab.config.resources import ServicePolicy
+from trimtab.domain.role_signals import FrontDoor
 from trimtab.domain.scaling import ScalingRequest
 from trimtab.words import Role
 
@@ -210,8 +210,8 @@ class ScaledRun:
                 )
             )
 
-    def _created(self, spec: Spec) -> None:
-        self.collector.add(spec.replica, spec.service, spec.role, len(spec.gpu_indices))
+    def _created(self, placed: PlacedSpec) -> None:
+        self.collector.add(placed.replica, placed.service, placed.role, len(placed.placement.gpu_indices))
 
     def _deleted(self, name: str) -> None:
         self.collector.remove(name)

@@ -20,8 +20,8 @@ Fields correspond by name. What corresponds to what:
 A field without a counterpart, or with one of another kind, is a ``SchemaMismatch`` when the codec is made.
 
 ``write`` changes a copy of the previous message, so that fields that this release does not know survive. Elements of
-a repeated field are matched by the fields that ``ids`` names for their type; with ``()``, by equality of all that is
-known of them. Map entries are matched by key.
+a repeated field are matched by the fields that ``ids`` names for their type, ``spec.replica`` being one of a message
+within; with ``()``, by equality of all that is known of them. Map entries are matched by key.
 """
 
 import dataclasses
@@ -53,6 +53,7 @@ from trimtab.store.message_fields import (
     Unreadable,
     Wrapped,
     by_fields,
+    by_paths,
     known_bytes,
     leaf_of,
 )
@@ -233,11 +234,20 @@ class Compiler:
         if hint not in self.rules.ids:
             raise SchemaMismatch(f"{place}: say what tells one {hint.__name__} from another (Rules.ids, or ())")
         ids = self.rules.ids[hint]
-        names = self.rules.names.get(hint, _NOTHING)
-        missing = [name for name in ids if names.get(name, name) not in descriptor.fields_by_name]
-        if missing:
-            raise SchemaMismatch(f"{place}: {descriptor.full_name} has no id field {missing[0]}")
-        return by_fields([descriptor.fields_by_name[names.get(name, name)] for name in ids]) if ids else known_bytes
+        return by_paths([self._path(hint, descriptor, name, place) for name in ids]) if ids else known_bytes
+
+    def _path(self, hint: Any, descriptor: Any, name: str, place: str) -> list[FieldDescriptor]:
+        """The fields on the way to an id, which may be one of a message within: `spec.replica`."""
+        path: list[FieldDescriptor] = []
+        for part in name.split("."):
+            names = self.rules.names.get(hint, _NOTHING)
+            at = descriptor.fields_by_name.get(names.get(part, part)) if descriptor is not None else None
+            if at is None:
+                full_name = descriptor.full_name if descriptor is not None else path[-1].full_name
+                raise SchemaMismatch(f"{place}: {full_name} has no id field {part}")
+            path.append(at)
+            hint, descriptor = _fields_of(hint).get(part) if _is_struct(hint) else None, at.message_type
+        return path
 
 
 def _is_struct(hint: Any) -> bool:

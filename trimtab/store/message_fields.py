@@ -294,8 +294,17 @@ class Items:
 
 def by_fields(fields: Sequence[FieldDescriptor]) -> Callable[[Any], object]:
     """What tells one message from another, comparable."""
+    return by_paths([(found,) for found in fields])
+
+
+def by_paths(paths: Sequence[Sequence[FieldDescriptor]]) -> Callable[[Any], object]:
+    """The same by fields of messages within, each given by the fields on the way to it."""
     getters = [
-        (operator.attrgetter(found.name), found.message_type is not None or found.is_repeated) for found in fields
+        (
+            operator.attrgetter(".".join(found.name for found in path)),
+            path[-1].message_type is not None or path[-1].is_repeated,
+        )
+        for path in paths
     ]
 
     def identify(message: Any) -> object:

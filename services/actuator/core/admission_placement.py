@@ -15,8 +15,8 @@ from actuator.core.model import (
     Operation,
     OperationKind,
     OperationState,
+    PlacedSpec,
     Replica,
-    Spec,
     State,
     Step,
     StepKind,
@@ -32,7 +32,7 @@ class GroupRequest:
 
     group: str
     service: str
-    add: tuple[Spec, ...]
+    add: tuple[PlacedSpec, ...]
     remove: tuple[tuple[Role, int], ...]
     decision_id: str
 
@@ -94,7 +94,7 @@ def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> Group
     blamed = d.held.subject(group.group)
     if blamed is not None:
         return GroupOutcome(group=group.group, accepted=False, detail=f"the group is held: {blamed.text}")
-    additions = [spec for spec in group.add if not _same_exists(d, spec)]
+    additions = [placed for placed in group.add if not _same_exists(d, placed)]
     problem = _problem_with(d, group, additions)
     taken_back, left = creations_to_take_back(d, group)
     victims: list[Replica] = []
@@ -114,16 +114,16 @@ def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> Group
             Step(
                 kind=StepKind.CREATE,
                 goal=Goal.AWAKE,
-                replica=spec.replica,
-                service=spec.service,
-                spec=spec,
+                replica=placed.replica,
+                service=placed.service,
+                placed=placed,
                 # Its record stands from the start, so the step has begun: a roll-back has to take the record away.
                 state=OperationState.RUNNING,
                 start_s=d.now_s,
                 asked=ActionKind.CREATE,
                 phase="creating",
             )
-            for spec in additions
+            for placed in additions
         ),
         *(
             Step(kind=StepKind.DELETE, goal=Goal.ABSENT, replica=victim.name, service=victim.spec.service)
@@ -137,44 +137,53 @@ def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> Group
         return GroupOutcome(group=group.group, accepted=True, detail=text, operation_id=known)
     operation = _operation(d, group, steps)
     d.operations[operation.operation_id] = operation
-    for spec in additions:
+    for placed in additions:
         # Bound from here on: nobody else gets these GPUs. The record has no address until the backend made it.
-        record = Replica(spec=spec, life_cycle=LifeCycle.STARTING, since_s=d.now_s, cause="placed")
+        record = Replica(
+            spec=placed.spec,
+            placement=placed.placement,
+            life_cycle=LifeCycle.STARTING,
+            since_s=d.now_s,
+            cause="placed",
+        )
         d.hold(record, HoldOwner.START_UP, operation.operation_id)
     if validate_only:
         return GroupOutcome(group=group.group, accepted=True, detail="would be placed")
     return GroupOutcome(group=group.group, accepted=True, operation_id=operation.operation_id)
 
 
-def _same_exists(d: Draft, spec: Spec) -> bool:
-    record = d.replicas.get(spec.replica)
-    return record is not None and replace(record.spec, decision_id="", gpu_type="") == replace(
-        spec, decision_id="", gpu_type=""
-    )
+def _same_exists(d: Draft, placed: PlacedSpec) -> bool:
+    record = d.replicas.get(placed.replica)
+    return record is not None and _asked_for(record.placed) == _asked_for(placed)
 
 
-def _problem_with(d: Draft, group: GroupRequest, additions: list[Spec]) -> str:
+def _asked_for(placed: PlacedSpec) -> PlacedSpec:
+    """What must be equal for a placement to be the same: a later decision may ask for it again."""
+    return replace(placed, spec=replace(placed.spec, decision_id="", gpu_type=""))
+
+
+def _problem_with(d: Draft, group: GroupRequest, additions: list[PlacedSpec]) -> str:
     """Why the group cannot be placed; empty when it can."""
     taken = taken_gpus(d.replicas, d.claimed_gpus(), d.world)
-    doubled = [gpu for gpu, times in Counter(gpu for spec in additions for gpu in spec.gpus).items() if times > 1]
+    doubled = [gpu for gpu, times in Counter(gpu for placed in additions for gpu in placed.gpus).items() if times > 1]
     if doubled:
         return f"GPU {doubled[0][0]}/{doubled[0][1]} is placed twice"
-    names = Counter(spec.replica for spec in group.add)
-    for spec in additions:
-        node = d.world.nodes.get(spec.node)
-        if names[spec.replica] > 1:
-            return f"replica {spec.replica} is placed twice"
-        if spec.replica in d.replicas or spec.replica in d.held.replicas:
-            return f"replica {spec.replica} exists already"
+    names = Counter(placed.replica for placed in group.add)
+    for placed in additions:
+        node = d.world.nodes.get(placed.node)
+        if names[placed.replica] > 1:
+            return f"replica {placed.replica} is placed twice"
+        if placed.replica in d.replicas or placed.replica in d.held.replicas:
+            return f"replica {placed.replica} exists already"
         if node is None:
-            return f"{spec.replica}: this cluster has no node {spec.node}"
-        if spec.gpu_type and spec.gpu_type != node.gpu_type:
-            return f"{spec.replica}: node {spec.node} has {node.gpu_type}, not {spec.gpu_type}"
-        for _, index in spec.gpus:
+            return f"{placed.replica}: this cluster has no node {placed.node}"
+        if placed.spec.gpu_type and placed.spec.gpu_type != node.gpu_type:
+            return f"{placed.replica}: node {placed.node} has {node.gpu_type}, not {placed.spec.gpu_type}"
+        for _, index in placed.gpus:
             if index >= node.gpus:
-                return f"{spec.replica}: node {spec.node} has {node.gpus} GPUs, no GPU {index}"
-            if (spec.node, index) in taken:
-                return f"{spec.replica}: GPU {spec.node}/{index} is not free"
+                return f"{placed.replica}: node {placed.node} has {node.gpus} GPUs, no GPU {index}"
+            if (placed.node, index) in taken:
+                return f"{placed.replica}: GPU {placed.node}/{index} is not free"
     return ""
 
 
@@ -190,7 +199,7 @@ def creations_to_take_back(d: Draft, group: GroupRequest) -> tuple[list[Operatio
         creates_only = all(step.kind is StepKind.CREATE for step in operation.steps)
         if operation.subject != group.group or not creates_only or operation.state is OperationState.ROLLING_BACK:
             continue
-        made = Counter(step.spec.role for step in operation.steps if step.spec is not None)
+        made = Counter(step.placed.role for step in operation.steps if step.placed is not None)
         if operation.kind is OperationKind.CREATE and all(left.get(role, 0) >= count for role, count in made.items()):
             found.append(operation)
             left = {role: count - made[role] for role, count in left.items()}

@@ -17,6 +17,8 @@ from actuator.core.model import (
     Operation,
     OperationKind,
     OperationState,
+    PlacedSpec,
+    Placement,
     Pool,
     Spec,
     State,
@@ -148,33 +150,34 @@ def _accepted(desired: DesiredPool, current: Pool | None) -> Pool:
     )
 
 
-def specs_of(desired: DesiredPool) -> tuple[Spec, ...]:
+def specs_of(desired: DesiredPool) -> tuple[PlacedSpec, ...]:
     """What each replica of the overlay is and where it lives, by name."""
     return tuple(
-        Spec(
-            replica=item.replica,
-            service=item.member.service,
-            role=item.member.role,
-            model=item.model,
-            profile=item.profile,
-            node=item.node,
-            gpu_indices=item.gpu_indices,
-            pool=desired.pool,
+        PlacedSpec(
+            spec=Spec(
+                replica=item.replica,
+                service=item.member.service,
+                role=item.member.role,
+                model=item.model,
+                profile=item.profile,
+                pool=desired.pool,
+            ),
+            placement=Placement(node=item.node, gpu_indices=item.gpu_indices),
         )
         for item in sorted(desired.overlay, key=lambda item: item.replica)
     )
 
 
 def _check_shape(pool: Pool) -> None:
-    specs = {spec.replica: spec for spec in pool.overlay}
-    if len(specs) != len(pool.overlay):
+    entries = {placed.replica: placed for placed in pool.overlay}
+    if len(entries) != len(pool.overlay):
         raise refuse("INVALID_POOL", f"pool {pool.pool}: the overlay names a replica twice")
-    unknown = sorted(set(pool.awake) - specs.keys())
+    unknown = sorted(set(pool.awake) - entries.keys())
     if unknown:
         raise refuse("INVALID_POOL", f"pool {pool.pool}: {unknown[0]} is to be awake and is not in the overlay")
     users: dict[Gpu, str] = {}
     for name in sorted(set(pool.awake)):
-        for gpu in specs[name].gpus:
+        for gpu in entries[name].gpus:
             if gpu in users:
                 raise refuse(
                     "GPU_TWICE",
@@ -188,7 +191,7 @@ def _check_shape(pool: Pool) -> None:
         )
     for floor in pool.floors:
         count = sum(
-            1 for name in set(pool.awake) if (specs[name].service, specs[name].role) == (floor.service, floor.role)
+            1 for name in set(pool.awake) if (entries[name].service, entries[name].role) == (floor.service, floor.role)
         )
         if count < floor.min_replicas:
             raise refuse(
@@ -209,57 +212,60 @@ def _check_warms_itself(pool: Pool) -> None:
 
 def _check_exist(pool: Pool, world: World, current: Pool | None) -> None:
     """Where nothing can be created, a replica is listed, or was when the pool took it up."""
-    known = set(world.listed or ()) | {spec.replica for spec in (current.overlay if current is not None else ())}
-    for spec in pool.overlay:
-        if spec.replica not in known:
-            gpus = ",".join(str(index) for index in spec.gpu_indices)
+    known = set(world.listed or ()) | {placed.replica for placed in (current.overlay if current is not None else ())}
+    for placed in pool.overlay:
+        if placed.replica not in known:
+            gpus = ",".join(str(index) for index in placed.placement.gpu_indices)
             raise refuse(
                 "UNKNOWN_REPLICA",
-                f"there is no replica {spec.replica} ({spec.service} {spec.role} on {spec.node} GPU {gpus}), and none "
-                f"can be created here: start its server and list it with that service, role, node and gpu_indices, or "
-                f"give the member's overlay[].replica the name of one that is listed",
-                replica=spec.replica,
+                f"there is no replica {placed.replica} ({placed.service} {placed.role} on {placed.node} GPU {gpus}), "
+                f"and none can be created here: start its server and list it with that service, role, node and "
+                f"gpu_indices, or give the member's overlay[].replica the name of one that is listed",
+                replica=placed.replica,
             )
 
 
 def _check_held(d: Draft, pool: Pool, current: Pool | None) -> None:
     """Nothing of the overlay is held for a record that cannot be read, or might be."""
     had = current.gpus if current is not None else frozenset()
-    for spec in pool.overlay:
-        replica = d.replicas.get(spec.replica)
-        blamed = d.held.spec(spec) or (d.held.replica(replica) if replica is not None else None)
+    for placed in pool.overlay:
+        replica = d.replicas.get(placed.replica)
+        blamed = d.held.placed(placed) or (d.held.replica(replica) if replica is not None else None)
         if blamed is not None:
-            raise refuse_for(f"pool {pool.pool}: {spec.replica} is held", blamed)
-        if d.held.unknown_gpus is not None and not had.issuperset(spec.gpus):
-            raise refuse_for(f"pool {pool.pool}: GPUs of {spec.replica} may be taken", d.held.unknown_gpus)
+            raise refuse_for(f"pool {pool.pool}: {placed.replica} is held", blamed)
+        if d.held.unknown_gpus is not None and not had.issuperset(placed.gpus):
+            raise refuse_for(f"pool {pool.pool}: GPUs of {placed.replica} may be taken", d.held.unknown_gpus)
 
 
 def _check_owners(d: Draft, pool: Pool) -> None:
     """The overlay's nodes and GPUs exist and are nobody else's; its names are not other replicas'."""
     others = {gpu: other.pool for other in d.pools.values() if other.pool != pool.pool for gpu in other.gpus}
-    scaled = {gpu: replica.name for replica in d.replicas.values() if replica.spec.group for gpu in replica.spec.gpus}
-    for spec in pool.overlay:
-        node = d.world.nodes.get(spec.node)
+    scaled = {gpu: replica.name for replica in d.replicas.values() if replica.spec.group for gpu in replica.gpus}
+    for placed in pool.overlay:
+        node = d.world.nodes.get(placed.node)
         if d.world.nodes and node is None:
-            raise refuse("UNKNOWN_NODE", f"{spec.replica}: this cluster has no node {spec.node}")
-        for gpu in spec.gpus:
+            raise refuse("UNKNOWN_NODE", f"{placed.replica}: this cluster has no node {placed.node}")
+        for gpu in placed.gpus:
             if node is not None and gpu[1] >= node.gpus:
-                raise refuse("UNKNOWN_GPU", f"{spec.replica}: node {spec.node} has {node.gpus} GPUs, no GPU {gpu[1]}")
+                raise refuse(
+                    "UNKNOWN_GPU", f"{placed.replica}: node {placed.node} has {node.gpus} GPUs, no GPU {gpu[1]}"
+                )
             owner = others.get(gpu) or scaled.get(gpu)
             if owner is not None:
-                raise refuse("GPU_TAKEN", f"{spec.replica}: GPU {gpu[0]}/{gpu[1]} belongs to {owner}")
-        record = d.replicas.get(spec.replica)
+                raise refuse("GPU_TAKEN", f"{placed.replica}: GPU {gpu[0]}/{gpu[1]} belongs to {owner}")
+        record = d.replicas.get(placed.replica)
         if record is not None and (record.spec.group or record.spec.pool not in ("", pool.pool)):
             raise refuse(
                 "NAME_TAKEN",
-                f"{spec.replica} exists already in {record.spec.group or record.spec.pool}, not in this pool",
+                f"{placed.replica} exists already in {record.spec.group or record.spec.pool}, not in this pool",
             )
-        if record is not None and (record.spec.service, record.spec.gpus) != (spec.service, spec.gpus):
+        if record is not None and (record.spec.service, record.gpus) != (placed.service, placed.gpus):
             raise refuse(
-                "NAME_TAKEN", f"{spec.replica} exists already as a replica of {record.spec.service} on other terms"
+                "NAME_TAKEN", f"{placed.replica} exists already as a replica of {record.spec.service} on other terms"
             )
         if record is not None and record.spec.pool != pool.pool:
-            d.keep(replace(record, spec=replace(spec, gpu_type=record.spec.gpu_type)))
+            spec = replace(placed.spec, gpu_type=record.spec.gpu_type)
+            d.keep(replace(record, spec=spec, placement=placed.placement))
 
 
 def _take_over(d: Draft, pool: Pool) -> None:
@@ -267,7 +273,7 @@ def _take_over(d: Draft, pool: Pool) -> None:
 
     Each was to be shown by itself; two found awake on one GPU would wait for one another, and the pool for both.
     """
-    names = {spec.replica for spec in pool.overlay}
+    names = {placed.replica for placed in pool.overlay}
     for operation in list(d.unfinished()):
         own = operation.atomic or operation.pool_revision > 0 or operation.subject == pool.pool
         if own or not names.issuperset(step.replica for step in operation.steps):

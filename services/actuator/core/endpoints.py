@@ -46,7 +46,7 @@ def endpoints_of(replicas: Mapping[str, Replica], *, cluster: str = "") -> tuple
 def services_of(state: State) -> frozenset[str]:
     """Every service of the cluster, those without an endpoint too."""
     from_replicas = {replica.spec.service for replica in state.replicas.values()}
-    return frozenset(from_replicas | {spec.service for pool in state.pools.values() for spec in pool.overlay})
+    return frozenset(from_replicas | {placed.service for pool in state.pools.values() for placed in pool.overlay})
 
 
 def endpoint_set(state: State, *, cluster: str, lease_s: float) -> EndpointSet:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from actuator.core.fencing import Refused, refuse
-from actuator.core.model import Gpu, Operation, Replica, Spec, State
+from actuator.core.model import Gpu, Operation, PlacedSpec, Replica, State
 from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.core.world import World
 
@@ -51,12 +51,12 @@ class Held:
         for name in (spec.pool, spec.group, replica.name):
             if name and name in self.subjects:
                 return self.subjects[name]
-        return self.spec(spec)
+        return self.placed(replica.placed)
 
-    def spec(self, spec: Spec) -> RefusedRecord | None:
-        """Why nothing may be made of a spec: its name or one of its GPUs is a bad replica's."""
-        blamed = self.replicas.get(spec.replica)
-        return blamed or next((self.gpus[gpu] for gpu in spec.gpus if gpu in self.gpus), None)
+    def placed(self, placed: PlacedSpec) -> RefusedRecord | None:
+        """Why no such replica may be made: its name or one of its GPUs is a bad replica's."""
+        blamed = self.replicas.get(placed.replica)
+        return blamed or next((self.gpus[gpu] for gpu in placed.gpus if gpu in self.gpus), None)
 
     def operation(self, operation: Operation) -> RefusedRecord | None:
         """Why an operation does not go on; None when it does."""
@@ -116,10 +116,10 @@ def _gpus_of(record: RefusedRecord, state: State, world: World) -> tuple[Gpu, ..
     if record.kind is RefusedKind.REPLICA:
         listed = world.listed.get(record.name) if world.listed is not None else None
         if listed is not None:
-            return listed.spec.gpus
+            return listed.placement.gpus
         if record.gpus is None:
-            specs = (pool.spec_of(record.name) for pool in state.pools.values())
-            return next((spec.gpus for spec in specs if spec is not None), None)
+            entries = (pool.placed(record.name) for pool in state.pools.values())
+            return next((placed.gpus for placed in entries if placed is not None), None)
     return record.gpus
 
 
@@ -131,7 +131,7 @@ def _subjects_of_owner(record: RefusedRecord, gpus: tuple[Gpu, ...], state: Stat
         if listed is not None:
             found.update((listed.spec.pool, listed.spec.group))
         for pool in state.pools.values():
-            if pool.spec_of(record.name) is not None or not pool.gpus.isdisjoint(gpus):
+            if pool.placed(record.name) is not None or not pool.gpus.isdisjoint(gpus):
                 found.add(pool.pool)
         for operation in state.operations.values():
             if not operation.finished and any(step.replica == record.name for step in operation.steps):

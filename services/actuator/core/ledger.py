@@ -7,7 +7,7 @@ known not to be awake *and* the measured memory says so: memory comes free secon
 
 from collections.abc import Iterable, Mapping
 
-from actuator.core.model import Gpu, Limits, Replica, Spec
+from actuator.core.model import Gpu, Limits, PlacedSpec, Replica
 from actuator.core.world import RunState, World
 from trimtab.words import LifeCycle
 
@@ -35,46 +35,46 @@ def _up(replica: Replica, world: World) -> bool:
     return sight is not None and sight.healthy
 
 
-def _measured(spec: Spec, world: World) -> bool:
+def _measured(placed: PlacedSpec, world: World) -> bool:
     """Whether the memory of its GPUs is measured at all; without that, what servers say of themselves counts."""
-    return world.measures_gpus and (world.measured_nodes is None or spec.node in world.measured_nodes)
+    return world.measures_gpus and (world.measured_nodes is None or placed.node in world.measured_nodes)
 
 
-def sharing(spec: Spec, replicas: Mapping[str, Replica]) -> list[Replica]:
-    """Other replicas that share a GPU with ``spec``, by name."""
-    mine = set(spec.gpus)
+def sharing(placed: PlacedSpec, replicas: Mapping[str, Replica]) -> list[Replica]:
+    """Other replicas that share a GPU with ``placed``, by name."""
+    mine = set(placed.gpus)
     return [
         replicas[name]
         for name in sorted(replicas)
-        if name != spec.replica and not mine.isdisjoint(replicas[name].spec.gpus)
+        if name != placed.replica and not mine.isdisjoint(replicas[name].gpus)
     ]
 
 
-def in_the_way(spec: Spec, replicas: Mapping[str, Replica], world: World) -> list[Replica]:
-    """Neighbours that use the GPUs of ``spec``, or may come to use them, by name."""
+def in_the_way(placed: PlacedSpec, replicas: Mapping[str, Replica], world: World) -> list[Replica]:
+    """Neighbours that use the GPUs of ``placed``, or may come to use them, by name."""
     return [
         other
-        for other in sharing(spec, replicas)
-        if occupies(other, world) and not _shut_out(other, spec, replicas, world)
+        for other in sharing(placed, replicas)
+        if occupies(other, world) and not _shut_out(other, placed, replicas, world)
     ]
 
 
 def blockers(
-    spec: Spec, replicas: Mapping[str, Replica], world: World, limits: Limits, *, taking_back: bool = False
+    placed: PlacedSpec, replicas: Mapping[str, Replica], world: World, limits: Limits, *, taking_back: bool = False
 ) -> list[str]:
     """Why the replica may not use its GPUs yet, in words; empty when it may.
 
     ``taking_back``: it was there last and is to come back. What a GPU still holds is then its own, never let go.
     """
-    neighbours = sharing(spec, replicas)
-    awake = [f"{other.name} is {other.life_cycle}" for other in in_the_way(spec, replicas, world)]
-    if awake or not _measured(spec, world):
+    neighbours = sharing(placed, replicas)
+    awake = [f"{other.name} is {other.life_cycle}" for other in in_the_way(placed, replicas, world)]
+    if awake or not _measured(placed, world):
         return awake
     reasons = []
-    for gpu in spec.gpus:
+    for gpu in placed.gpus:
         node, index = gpu
-        on_gpu = [other for other in neighbours if gpu in other.spec.gpus]
-        if taking_back and _was_last(spec, replicas, on_gpu):
+        on_gpu = [other for other in neighbours if gpu in other.gpus]
+        if taking_back and _was_last(placed, replicas, on_gpu):
             continue
         measured = world.gpu_memory.get(gpu)
         if measured is None:
@@ -83,32 +83,32 @@ def blockers(
         if measured.as_of_s <= max((other.since_s for other in on_gpu), default=0.0):
             reasons.append(f"the memory of GPU {node}/{index} was measured before its last occupant slept")
             continue
-        sleepers = len(on_gpu) + (1 if spec.replica in replicas else 0)
+        sleepers = len(on_gpu) + (1 if placed.replica in replicas else 0)
         allowed_gib = sleepers * limits.sleeper_hbm_gib + limits.hbm_slack_gib
         if measured.used_gib > allowed_gib:
             reasons.append(f"GPU {node}/{index} still has {measured.used_gib:.1f} GiB in use")
     return reasons
 
 
-def _was_last(spec: Spec, replicas: Mapping[str, Replica], on_gpu: list[Replica]) -> bool:
+def _was_last(placed: PlacedSpec, replicas: Mapping[str, Replica], on_gpu: list[Replica]) -> bool:
     """It was there last, and alone: one that fell asleep just before was awake beside it, and may hold memory still."""
-    own = replicas.get(spec.replica)
+    own = replicas.get(placed.replica)
     return own is not None and all(own.since_s - other.since_s > _LETS_GO_WITHIN_S for other in on_gpu)
 
 
-def _shut_out(other: Replica, spec: Spec, replicas: Mapping[str, Replica], world: World) -> bool:
-    """Whether ``other`` starts and cannot come up: somebody serves on a GPU of it that ``spec`` does not ask for.
+def _shut_out(other: Replica, placed: PlacedSpec, replicas: Mapping[str, Replica], world: World) -> bool:
+    """Whether ``other`` starts and cannot come up: somebody serves on a GPU of it that ``placed`` does not ask for.
 
     Nothing listens at a server that waits for memory, so it may be FAILED too. Only where memory is measured, since
     that is what proves it.
     """
     starts = other.life_cycle in (LifeCycle.STARTING, LifeCycle.FAILED)
-    if not starts or _up(other, world) or not _measured(spec, world):
+    if not starts or _up(other, world) or not _measured(placed, world):
         return False
-    elsewhere = set(other.spec.gpus) - set(spec.gpus)
+    elsewhere = set(other.gpus) - set(placed.gpus)
     return any(
-        third.life_cycle is LifeCycle.ACTIVE and not elsewhere.isdisjoint(third.spec.gpus)
-        for third in sharing(other.spec, replicas)
+        third.life_cycle is LifeCycle.ACTIVE and not elsewhere.isdisjoint(third.gpus)
+        for third in sharing(other.placed, replicas)
     )
 
 
@@ -121,7 +121,7 @@ def awake_gpus(replicas: Iterable[Replica], world: World) -> dict[Gpu, list[str]
     for replica in sorted(replicas, key=lambda replica: replica.name):
         starts = replica.life_cycle is LifeCycle.STARTING and not _up(replica, world)
         if occupies(replica, world) and not starts:
-            for gpu in replica.spec.gpus:
+            for gpu in replica.gpus:
                 users.setdefault(gpu, []).append(replica.name)
     return users
 
@@ -131,7 +131,7 @@ def taken_gpus(replicas: Mapping[str, Replica], claimed: Iterable[Gpu], world: W
 
     ``claimed`` are GPUs of pools, and of records that cannot be read.
     """
-    taken = {gpu for replica in replicas.values() for gpu in replica.spec.gpus}
+    taken = {gpu for replica in replicas.values() for gpu in replica.gpus}
     taken.update(claimed)
     taken.update((node.node, index) for node in world.nodes.values() for index in node.taken)
     return frozenset(taken)

@@ -42,25 +42,64 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a replica is and where it lives. Never changes during its life."""
+    """What a replica is. Never changes during its life; a model that is not known is filled in once its server says."""
 
     replica: str
     service: str
     role: Role
     model: str
     profile: str
-    node: str
-    gpu_indices: tuple[int, ...]
     gpu_type: str = ""
     # Exactly one of both is set for what Trimtab placed; neither for a server that was given as a target.
     pool: str = ""
     group: str = ""
     decision_id: str = ""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a replica lives. `gpu_indices` ascend; empty where its GPUs have no index that is known here."""
+
+    node: str
+    gpu_indices: tuple[int, ...] = ()
+
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs it holds, in order."""
+        """Its GPUs by name, as far as they are known."""
         return tuple((self.node, index) for index in self.gpu_indices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedSpec:
+    """What a replica is, and where it lives or is to live."""
+
+    spec: Spec
+    placement: Placement
+
+    @property
+    def replica(self) -> str:
+        """The replica's name."""
+        return self.spec.replica
+
+    @property
+    def service(self) -> str:
+        """The service that it serves."""
+        return self.spec.service
+
+    @property
+    def role(self) -> Role:
+        """What it does for its service."""
+        return self.spec.role
+
+    @property
+    def node(self) -> str:
+        """The node that it is on."""
+        return self.placement.node
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Its GPUs by name, as far as they are known."""
+        return self.placement.gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +115,7 @@ class Replica:
     """One replica's record; the actuator is its only writer."""
 
     spec: Spec
+    placement: Placement
     life_cycle: LifeCycle
     since_s: float
     cause: str
@@ -104,6 +144,16 @@ class Replica:
         """Unique in the cluster."""
         return self.spec.replica
 
+    @cached_property
+    def placed(self) -> PlacedSpec:
+        """What it is, and where it lives."""
+        return PlacedSpec(spec=self.spec, placement=self.placement)
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Its GPUs by name, as far as they are known."""
+        return self.placement.gpus
+
     @property
     def routable(self) -> bool:
         """Runtime-ready and free of holds: capacity."""
@@ -118,8 +168,8 @@ class Step:
     goal: Goal
     replica: str
     service: str
-    # For CREATE: what to create.
-    spec: Spec | None = None
+    # For CREATE: what to create, and where.
+    placed: PlacedSpec | None = None
     state: OperationState = OperationState.PENDING
     phase: str = ""
     detail: str = ""
@@ -207,7 +257,7 @@ class Pool(PoolSettings):
 
     pool: str
     state_revision: int
-    overlay: tuple[Spec, ...]
+    overlay: tuple[PlacedSpec, ...]
     awake: tuple[str, ...]
     floors: tuple[Floor, ...]
     budget_gpus: int
@@ -221,11 +271,11 @@ class Pool(PoolSettings):
     @cached_property
     def gpus(self) -> frozenset[Gpu]:
         """Every GPU that the overlay names."""
-        return frozenset(gpu for spec in self.overlay for gpu in spec.gpus)
+        return frozenset(gpu for placed in self.overlay for gpu in placed.gpus)
 
-    def spec_of(self, replica: str) -> Spec | None:
+    def placed(self, replica: str) -> PlacedSpec | None:
         """The overlay's entry of that name."""
-        return next((spec for spec in self.overlay if spec.replica == replica), None)
+        return next((placed for placed in self.overlay if placed.replica == replica), None)
 
 
 @dataclass(frozen=True, kw_only=True)

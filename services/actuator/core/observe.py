@@ -93,6 +93,7 @@ def _adopt(d: Draft, listed: Listed) -> None:
         return
     replica = Replica(
         spec=listed.spec,
+        placement=listed.placement,
         life_cycle=LifeCycle.STARTING,
         since_s=d.now_s,
         cause="found",
@@ -121,7 +122,7 @@ def _was_serving(d: Draft, listed: Listed, sight: Sight) -> bool:
     """Trimtab made it, so it was serving when the record was lost: taking it away would change a count."""
     if not _made_here(listed) or sight.error:
         return False
-    return not any(occupies(other, d.world) for other in sharing(listed.spec, d.replicas))
+    return not any(occupies(other, d.world) for other in sharing(listed.placed, d.replicas))
 
 
 def _made_here(listed: Listed) -> bool:
@@ -208,7 +209,7 @@ def _expire(d: Draft, replica: Replica, *, claimed: bool) -> None:
     limit_s = timeout_s(replica.life_cycle, d.limits)
     if claimed or limit_s is None or d.now_s - replica.since_s <= limit_s:
         return
-    waits_for_memory = any(occupies(other, d.world) for other in sharing(replica.spec, d.replicas))
+    waits_for_memory = any(occupies(other, d.world) for other in sharing(replica.placed, d.replicas))
     if replica.life_cycle is LifeCycle.STARTING and waits_for_memory:
         return
     if replica.life_cycle in (LifeCycle.STARTING, LifeCycle.REACTIVATING):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from actuator.core.admission_placement import GroupRequest
 from actuator.core.held import held
 from actuator.core.ledger import taken_gpus
-from actuator.core.model import Spec, State
+from actuator.core.model import PlacedSpec, Placement, Spec, State
 from actuator.core.world import World
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.placement import GroupPlacement
@@ -36,17 +36,18 @@ def group_requests(groups: Iterable[GroupPlacement]) -> tuple[GroupRequest, ...]
             group=group.group,
             service=group.service,
             add=tuple(
-                Spec(
-                    replica=item.replica,
-                    service=group.service,
-                    role=item.role,
-                    model=item.model,
-                    profile=item.profile,
-                    node=item.node,
-                    gpu_indices=tuple(sorted(item.gpu_indices)),
-                    gpu_type=item.gpu_type,
-                    group=group.group,
-                    decision_id=group.decision_id,
+                PlacedSpec(
+                    spec=Spec(
+                        replica=item.replica,
+                        service=group.service,
+                        role=item.role,
+                        model=item.model,
+                        profile=item.profile,
+                        gpu_type=item.gpu_type,
+                        group=group.group,
+                        decision_id=group.decision_id,
+                    ),
+                    placement=Placement(node=item.node, gpu_indices=tuple(sorted(item.gpu_indices))),
                 )
                 for item in group.add
             ),

@@ -22,9 +22,9 @@ from actuator.core.model import (
     Operation,
     OperationKind,
     OperationState,
+    PlacedSpec,
     Pool,
     Replica,
-    Spec,
     Step,
     StepKind,
 )
@@ -49,7 +49,7 @@ def prewarm(d: Draft) -> None:
 
 def _quiet(d: Draft, pool: Pool) -> bool:
     """Brought up, and nothing is under way or ended lately, but for sleepers that wait until their GPUs are free."""
-    if pool.settled_revision == 0 or any(spec.replica in d.world.busy for spec in pool.overlay):
+    if pool.settled_revision == 0 or any(placed.replica in d.world.busy for placed in pool.overlay):
         return False
     for operation in d.operations.values():
         if operation.subject != pool.pool:
@@ -88,13 +88,13 @@ def _is_of(operation: Operation, pool: str) -> bool:
     return operation.kind is OperationKind.PREWARM and operation.subject == pool
 
 
-def _choose(d: Draft, pool: Pool) -> tuple[tuple[Spec, ...], tuple[Replica, ...]] | None:
+def _choose(d: Draft, pool: Pool) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
     """Who is warmed up, and who makes room: first what failed least, then the fewest and least loaded donors."""
-    best: tuple[tuple[int, int, int, str], tuple[Spec, ...], tuple[Replica, ...]] | None = None
-    for spec in sorted(pool.overlay, key=lambda spec: spec.replica):
-        if spec.replica in pool.awake or spec.replica in pool.effective_awake or not _cold(d, spec):
+    best: tuple[tuple[int, int, int, str], tuple[PlacedSpec, ...], tuple[Replica, ...]] | None = None
+    for placed in sorted(pool.overlay, key=lambda placed: placed.replica):
+        if placed.replica in pool.awake or placed.replica in pool.effective_awake or not _cold(d, placed):
             continue
-        found = _parts(d, pool, spec)
+        found = _parts(d, pool, placed)
         if found is None:
             continue
         cold, donors = found
@@ -103,19 +103,19 @@ def _choose(d: Draft, pool: Pool) -> tuple[tuple[Spec, ...], tuple[Replica, ...]
             for operation in d.operations.values()
             if _is_of(operation, pool.pool)
             and operation.state is not OperationState.SUCCEEDED
-            and any(step.replica == spec.replica for step in operation.steps)
+            and any(step.replica == placed.replica for step in operation.steps)
         )
-        rank = (failures, len(donors), sum(_in_flight(d, donor) for donor in donors), spec.replica)
+        rank = (failures, len(donors), sum(_in_flight(d, donor) for donor in donors), placed.replica)
         if best is None or rank < best[0]:
             best = (rank, cold, donors)
     return best[1:] if best is not None else None
 
 
-def _cold(d: Draft, spec: Spec) -> bool:
+def _cold(d: Draft, placed: PlacedSpec) -> bool:
     """It does not exist, its process has ended, or it waits for memory; and has done so for a while."""
-    replica = d.replicas.get(spec.replica)
+    replica = d.replicas.get(placed.replica)
     if replica is None:
-        return d.world.listed is not None and spec.replica not in d.world.listed
+        return d.world.listed is not None and placed.replica not in d.world.listed
     if d.now_s - replica.since_s < d.limits.prewarm_after_s:
         return False
     return _waits(d, replica) or (replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world))
@@ -127,19 +127,19 @@ def _waits(d: Draft, replica: Replica) -> bool:
     return replica.life_cycle is LifeCycle.STARTING and sight is not None and not sight.healthy and sight.refused
 
 
-def _parts(d: Draft, pool: Pool, spec: Spec) -> tuple[tuple[Spec, ...], tuple[Replica, ...]] | None:
-    """Cold replicas that come up when room is made for ``spec``, itself first, and who makes it; None when it may not.
+def _parts(d: Draft, pool: Pool, placed: PlacedSpec) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
+    """Cold replicas that come up when room is made for one, itself first, and who makes it; None when it may not.
 
     Others that wait for the same memory may get it before it, so they are warmed up too.
     """
     claimed = d.claimed()
-    cold: dict[str, Spec] = {spec.replica: spec}
+    cold: dict[str, PlacedSpec] = {placed.replica: placed}
     donors: dict[str, Replica] = {}
-    for other in in_the_way(spec, d.replicas, d.world):
+    for other in in_the_way(placed, d.replicas, d.world):
         if other.spec.pool != pool.pool or other.name in claimed:
             return None
         if _waits(d, other) and other.name not in pool.awake:
-            cold[other.name] = other.spec
+            cold[other.name] = other.placed
         elif _serves(d, pool, other):
             donors[other.name] = other
         else:
@@ -191,10 +191,10 @@ def _has_room(d: Draft, members: Iterable[Replica], stay: int) -> bool:
     return used <= stay * d.limits.prewarm_kv_usage
 
 
-def _within_budget(pool: Pool, cold: Iterable[Spec], donors: Mapping[str, Replica]) -> bool:
-    awake = [spec for name in set(pool.awake).union(pool.effective_awake) if (spec := pool.spec_of(name)) is not None]
-    used: set[Gpu] = {gpu for spec in awake if spec.replica not in donors for gpu in spec.gpus}
-    return len(used.union(gpu for spec in cold for gpu in spec.gpus)) <= pool.budget_gpus
+def _within_budget(pool: Pool, cold: Iterable[PlacedSpec], donors: Mapping[str, Replica]) -> bool:
+    awake = [pool.placed(name) for name in set(pool.awake).union(pool.effective_awake)]
+    used: set[Gpu] = {gpu for item in awake if item is not None and item.replica not in donors for gpu in item.gpus}
+    return len(used.union(gpu for placed in cold for gpu in placed.gpus)) <= pool.budget_gpus
 
 
 def _in_flight(d: Draft, replica: Replica) -> int:
@@ -202,14 +202,14 @@ def _in_flight(d: Draft, replica: Replica) -> int:
     return sight.in_flight or 0 if sight is not None else 0
 
 
-def _open(d: Draft, pool: Pool, cold: tuple[Spec, ...], donors: tuple[Replica, ...]) -> None:
+def _open(d: Draft, pool: Pool, cold: tuple[PlacedSpec, ...], donors: tuple[Replica, ...]) -> None:
     releases = [
         Step(kind=StepKind.RELEASE, goal=Goal.ASLEEP, replica=donor.name, service=donor.spec.service)
         for donor in donors
     ]
     boots = [
-        Step(kind=StepKind.CREATE, goal=Goal.ASLEEP, replica=spec.replica, service=spec.service, spec=spec)
-        for spec in cold
+        Step(kind=StepKind.CREATE, goal=Goal.ASLEEP, replica=placed.replica, service=placed.service, placed=placed)
+        for placed in cold
     ]
     limits = d.limits
     drain_s = limits.default_drain_s + limits.release_wait_s
@@ -224,7 +224,7 @@ def _open(d: Draft, pool: Pool, cold: tuple[Spec, ...], donors: tuple[Replica, .
         decision_id=pool.decision_id,
         steps=(*releases, *boots),
     )
-    _take_over(d, pool, {spec.replica for spec in cold})
+    _take_over(d, pool, {placed.replica for placed in cold})
     d.operations[operation.operation_id] = operation
 
 
@@ -319,15 +319,15 @@ def _returning(operation: Operation) -> bool:
 # Beside others
 
 
-def holder(d: Draft, spec: Spec) -> str:
-    """Who is being pre-warmed on GPUs of ``spec``; empty when nobody is. No other sleeper is made there meanwhile."""
-    mine = set(spec.gpus)
+def holder(d: Draft, placed: PlacedSpec) -> str:
+    """Who is being pre-warmed on GPUs of ``placed``; empty when nobody is. No other sleeper is made there meanwhile."""
+    mine = set(placed.gpus)
     for operation in d.unfinished():
         if operation.kind is not OperationKind.PREWARM:
             continue
         pool = d.pools.get(operation.subject)
         for step in operation.steps:
-            where = step.spec or (pool.spec_of(step.replica) if pool is not None else None)
+            where = step.placed or (pool.placed(step.replica) if pool is not None else None)
             if operation.answers_for(step) and where is not None and not mine.isdisjoint(where.gpus):
                 return next(other.replica for other in operation.steps if other.kind is StepKind.CREATE)
     return ""
@@ -342,9 +342,9 @@ def in_its_way(operation: Operation, before: Pool, pool: Pool) -> bool:
     cold = [step for step in operation.steps if step.kind is StepKind.CREATE]
     if not pool.prewarm or not donors <= awake or any(step.replica in awake for step in cold):
         return True
-    if any(pool.spec_of(step.replica) != step.spec for step in cold):
+    if any(pool.placed(step.replica) != step.placed for step in cold):
         return True
-    gpus = {gpu for step in cold if step.spec is not None for gpu in step.spec.gpus}
+    gpus = {gpu for step in cold if step.placed is not None for gpu in step.placed.gpus}
     if any(not gpus.isdisjoint(s.gpus) for s in pool.overlay if s.replica in awake - donors):
         return True
     roles = {(s.service, s.role) for s in pool.overlay if s.replica in donors}
@@ -364,7 +364,7 @@ def leave_to(operation: Operation, pool: Pool, now_s: float) -> Operation:
     steps = []
     for step in operation.steps:
         awake = step.replica in pool.awake
-        theirs = not awake if step.kind is StepKind.RELEASE else awake or pool.spec_of(step.replica) is None
+        theirs = not awake if step.kind is StepKind.RELEASE else awake or pool.placed(step.replica) is None
         left = replace(step, state=OperationState.CANCELLED, phase="left to the newer state", asked=None, end_s=now_s)
         steps.append(left if theirs else step)
     return replace(operation, steps=tuple(steps))

@@ -13,9 +13,9 @@ from actuator.core.model import (
     Operation,
     OperationKind,
     OperationState,
+    PlacedSpec,
     Pool,
     Replica,
-    Spec,
     State,
     Step,
     StepKind,
@@ -32,12 +32,12 @@ def plan_pool(d: Draft, pool: Pool, awake: frozenset[str]) -> list[Step]:
     """The steps that bring the pool's unclaimed replicas to ``awake``, by name."""
     claimed = d.claimed()
     steps = []
-    for spec in sorted(pool.overlay, key=lambda spec: spec.replica):
-        if spec.replica not in claimed:
-            step = _step_for(d, spec, d.replicas.get(spec.replica), wanted=spec.replica in awake, pool=pool)
+    for placed in sorted(pool.overlay, key=lambda placed: placed.replica):
+        if placed.replica not in claimed:
+            step = _step_for(d, placed, d.replicas.get(placed.replica), wanted=placed.replica in awake, pool=pool)
             if step is not None:
                 steps.append(step)
-    overlay = {spec.replica for spec in pool.overlay}
+    overlay = {placed.replica for placed in pool.overlay}
     for name in sorted(d.replicas):
         replica = d.replicas[name]
         if replica.spec.pool == pool.pool and name not in overlay and name not in claimed:
@@ -49,23 +49,23 @@ def _delete(replica: Replica) -> Step:
     return Step(kind=StepKind.DELETE, goal=Goal.ABSENT, replica=replica.name, service=replica.spec.service)
 
 
-def _step_for(d: Draft, spec: Spec, replica: Replica | None, *, wanted: bool, pool: Pool) -> Step | None:
+def _step_for(d: Draft, placed: PlacedSpec, replica: Replica | None, *, wanted: bool, pool: Pool) -> Step | None:
     goal = Goal.AWAKE if wanted else Goal.ASLEEP
     if replica is None or (replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world)):
-        if _brought_up(pool) and spec.replica in pool.effective_awake and not wanted:
+        if _brought_up(pool) and placed.replica in pool.effective_awake and not wanted:
             # A donor that is dead or gone gives its GPUs at once; it is created again as a sleeper later.
-            return Step(kind=StepKind.RELEASE, goal=goal, replica=spec.replica, service=spec.service)
-        return Step(kind=StepKind.CREATE, goal=goal, replica=spec.replica, service=spec.service, spec=spec)
+            return Step(kind=StepKind.RELEASE, goal=goal, replica=placed.replica, service=placed.service)
+        return Step(kind=StepKind.CREATE, goal=goal, replica=placed.replica, service=placed.service, placed=placed)
     if replica.life_cycle is LifeCycle.TERMINATING:
         # Whoever deleted it gave up. It keeps its GPUs until it is gone; then it is made again.
         return _delete(replica)
-    changed = wanted != (spec.replica in pool.effective_awake)
+    changed = wanted != (placed.replica in pool.effective_awake)
     if replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN) and not changed:
         return None
     if wanted and not _shown(replica):
-        return Step(kind=StepKind.WAKE, goal=goal, replica=spec.replica, service=spec.service)
+        return Step(kind=StepKind.WAKE, goal=goal, replica=placed.replica, service=placed.service)
     if not wanted and replica.life_cycle is not LifeCycle.SLEEPING and not _only_starting(d, replica):
-        return Step(kind=StepKind.RELEASE, goal=goal, replica=spec.replica, service=spec.service)
+        return Step(kind=StepKind.RELEASE, goal=goal, replica=placed.replica, service=placed.service)
     return None
 
 
@@ -150,9 +150,9 @@ def _start_ups_s(d: Draft, pool: Pool, steps: tuple[Step, ...]) -> float:
         starting = replica is not None and replica.life_cycle is LifeCycle.STARTING
         if step.kind is StepKind.CREATE or (step.goal is Goal.AWAKE and starting):
             starts_s = d.limits.starting_s
-        spec = step.spec or pool.spec_of(step.replica)
-        if step.goal is Goal.AWAKE and spec is not None:
-            ahead = sum(other.life_cycle is LifeCycle.STARTING for other in sharing(spec, d.replicas))
+        placed = step.placed or pool.placed(step.replica)
+        if step.goal is Goal.AWAKE and placed is not None:
+            ahead = sum(other.life_cycle is LifeCycle.STARTING for other in sharing(placed, d.replicas))
             sleeps_s = max(sleeps_s, ahead * (d.limits.starting_s + d.limits.sleeping_s))
     return starts_s + sleeps_s
 
@@ -206,7 +206,7 @@ def without_lost_operation(state: State, pool: Pool) -> Pool:
     refused = any(record.name == pool.operation_id for record in state.refused)
     if settled or not pool.operation_id or pool.operation_id in state.operations or refused:
         return pool
-    found = (state.replicas.get(spec.replica) for spec in pool.overlay)
+    found = (state.replicas.get(placed.replica) for placed in pool.overlay)
     awake = sorted(replica.name for replica in found if replica is not None and _shown(replica))
     return replace(pool, settled_revision=pool.state_revision, effective_awake=tuple(awake))
 
@@ -263,9 +263,9 @@ def _kept_up(pool: Pool) -> frozenset[str]:
 
 def _can_begin(d: Draft, step: Step) -> bool:
     """A server comes up awake, so it is made only when nobody uses its GPUs; until then there is nothing to do."""
-    if step.spec is None:
+    if step.placed is None:
         return True
-    return not in_the_way(step.spec, d.replicas, d.world) and not holder(d, step.spec)
+    return not in_the_way(step.placed, d.replicas, d.world) and not holder(d, step.placed)
 
 
 def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
@@ -273,7 +273,10 @@ def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
     if replica.life_cycle is LifeCycle.TERMINATING:
         return [_delete(replica)]
     if replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world) and spec.group:
-        return [Step(kind=StepKind.CREATE, goal=Goal.AWAKE, replica=spec.replica, service=spec.service, spec=spec)]
+        made = Step(
+            kind=StepKind.CREATE, goal=Goal.AWAKE, replica=spec.replica, service=spec.service, placed=replica.placed
+        )
+        return [made]
     sight = d.sight(replica.name)
     running = replica.life_cycle is LifeCycle.STARTING and sight is not None and sight.healthy
     asleep_by_others = replica.life_cycle in (LifeCycle.SLEEPING, LifeCycle.REACTIVATING) and bool(spec.group)

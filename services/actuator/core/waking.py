@@ -74,7 +74,7 @@ def _wake(d: Draft, step: Step, replica: Replica) -> Step:
     if outstanding(d, step) or d.now_s < step.not_before_s:
         return step
     taking_back = step.state is OperationState.ROLLING_BACK
-    in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits, taking_back=taking_back)
+    in_the_way = blockers(replica.placed, d.replicas, d.world, d.limits, taking_back=taking_back)
     if in_the_way:
         return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
     d.move(replica, LifeCycle.REACTIVATING)
@@ -114,7 +114,7 @@ def _prove_running(d: Draft, operation: Operation, step: Step, replica: Replica)
         return phase(step, "starting" if replica.life_cycle is LifeCycle.STARTING else "waiting for /health")
     if sight.sleeping and sight.as_of_s > replica.since_s:
         # A wake that did not take: a server that started meanwhile may have the memory.
-        in_the_way = blockers(replica.spec, d.replicas, d.world, d.limits)
+        in_the_way = blockers(replica.placed, d.replicas, d.world, d.limits)
         if in_the_way:
             return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
         return _ask_wake(d, step, replica)
@@ -161,7 +161,7 @@ def _rival(d: Draft, replica: Replica) -> str:
     """
     if replica.life_cycle is not LifeCycle.STARTING:
         return ""
-    for other in sharing(replica.spec, d.replicas):
+    for other in sharing(replica.placed, d.replicas):
         if other.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING):
             return other.name
         sight = d.sight(other.name)
@@ -199,23 +199,25 @@ def _judge(d: Draft, step: Step, replica: Replica) -> Step:
 
 def create(d: Draft, operation: Operation, step: Step) -> Step:
     """No such replica yet: claims its GPUs by a record, then asks the backend."""
-    spec = step.spec
-    if spec is None:
+    placed = step.placed
+    if placed is None:
         return fail(d, step, "it does not exist")
     if d.now_s < step.not_before_s:
         return step
     first = _must_go_first(d, operation, step)
     if first:
         return phase(step, f"waiting for {first} to sleep once")
-    prewarmed = holder(d, spec) if step.goal is Goal.ASLEEP and operation.kind is not OperationKind.PREWARM else ""
+    prewarmed = holder(d, placed) if step.goal is Goal.ASLEEP and operation.kind is not OperationKind.PREWARM else ""
     if prewarmed:
         return phase(step, f"waiting for its GPUs: {prewarmed} is pre-warmed on them")
-    in_the_way = blockers(spec, d.replicas, d.world, d.limits)
+    in_the_way = blockers(placed, d.replicas, d.world, d.limits)
     if in_the_way:
         return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
-    replica = Replica(spec=spec, life_cycle=LifeCycle.STARTING, since_s=d.now_s, cause="created")
+    replica = Replica(
+        spec=placed.spec, placement=placed.placement, life_cycle=LifeCycle.STARTING, since_s=d.now_s, cause="created"
+    )
     d.hold(replica, HoldOwner.START_UP, operation.operation_id)
-    d.act(Action(kind=ActionKind.CREATE, replica=spec.replica, spec=spec))
+    d.act(Action(kind=ActionKind.CREATE, replica=placed.replica, placed=placed))
     return asked(step, ActionKind.CREATE, "creating")
 
 
@@ -224,14 +226,14 @@ def _must_go_first(d: Draft, operation: Operation, step: Step) -> str:
 
     One that cannot start anyhow, because somebody serves on its GPUs, is not waited for.
     """
-    if step.goal is not Goal.AWAKE or step.spec is None:
+    if step.goal is not Goal.AWAKE or step.placed is None:
         return ""
-    mine = set(step.spec.gpus)
+    mine = set(step.placed.gpus)
     for other in operation.steps:
         unfinished_sleeper = other.goal is Goal.ASLEEP and not other.finished and other.kind is StepKind.CREATE
-        if not unfinished_sleeper or other.spec is None or mine.isdisjoint(other.spec.gpus):
+        if not unfinished_sleeper or other.placed is None or mine.isdisjoint(other.placed.gpus):
             continue
-        if not any(replica.life_cycle is LifeCycle.ACTIVE for replica in sharing(other.spec, d.replicas)):
+        if not any(replica.life_cycle is LifeCycle.ACTIVE for replica in sharing(other.placed, d.replicas)):
             return other.replica
     return ""
 
@@ -254,10 +256,10 @@ def await_creation(d: Draft, step: Step, replica: Replica) -> Step:
     if d.now_s < step.not_before_s:
         return step
     # Asked again: in a pool a neighbour may have come up on its own meanwhile. Nobody shares a scaled replica's GPUs.
-    neighbours = blockers(replica.spec, d.replicas, d.world, d.limits) if replica.spec.pool else []
+    neighbours = blockers(replica.placed, d.replicas, d.world, d.limits) if replica.spec.pool else []
     if neighbours:
         return phase(step, f"waiting for its GPUs: {neighbours[0]}")
-    d.act(Action(kind=ActionKind.CREATE, replica=replica.name, spec=replica.spec))
+    d.act(Action(kind=ActionKind.CREATE, replica=replica.name, placed=replica.placed))
     return step
 
 

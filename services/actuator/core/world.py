@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from actuator.core.model import ActionKind, Gpu, Spec
+from actuator.core.model import ActionKind, Gpu, PlacedSpec, Placement, Spec
 
 
 class RunState(StrEnum):
@@ -20,11 +20,17 @@ class Listed:
     """One replica as the backend lists it."""
 
     spec: Spec
+    placement: Placement
     address: str
     run_state: RunState
     # 0 when the backend does not know.
     start_time_s: float = 0.0
     host_memory_gib: float | None = None
+
+    @property
+    def placed(self) -> PlacedSpec:
+        """What it is, and where it lives."""
+        return PlacedSpec(spec=self.spec, placement=self.placement)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +106,8 @@ class Action:
     kind: ActionKind
     replica: str
     address: str = ""
-    spec: Spec | None = None
+    # For CREATE: what to create, and where.
+    placed: PlacedSpec | None = None
     # For SLEEP: how deep. For WAKE: how deep it slept; at level 2 its weights have to be loaded again.
     sleep_level: int = 1
     model: str = ""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from actuator.core.model import Gpu, Spec
+from actuator.core.model import Gpu, PlacedSpec, Spec
 from actuator.core.world import Listed, Node
 
 POOL_LABEL = "trimtab.dev/pool"
@@ -40,7 +40,7 @@ class Backend(Protocol):
         """Every replica that exists, whatever its state, by name."""
         ...
 
-    async def create_replica(self, spec: Spec) -> None:
+    async def create_replica(self, placed: PlacedSpec) -> None:
         """Makes the server, or finds the same one made already."""
         ...
 

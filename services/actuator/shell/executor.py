@@ -74,10 +74,10 @@ class Executor:
             self._on_outcome(outcome)
 
     async def _create(self, action: Action) -> Outcome:
-        if action.spec is None:
+        if action.placed is None:
             return _failed(action, "there is nothing that says what to create", permanent=True)
         try:
-            await self._backend.create_replica(action.spec)
+            await self._backend.create_replica(action.placed)
         except BackendError as error:
             return _failed(action, str(error), permanent=error.permanent)
         return _done(action)

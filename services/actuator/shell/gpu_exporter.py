@@ -1,55 +1,21 @@
 """Memory of the GPUs of a node as its DCGM exporter shows it: the measurement that a wake waits for.
 
-Of a page three families are read, in MiB. A GPU without a number for used and free is not there, and one with two
-different numbers neither: what was not measured is not free. A series of an instance of a partitioned GPU (MIG) says
-nothing of the whole. What a page shows is as old as the exporter's own interval, thirty seconds unless it is told
-otherwise (``gpu_exporter_interval_s``).
+A GPU of which a page does not say the memory is not there: what was not measured is not free. What a page shows is as
+old as the exporter's own interval, thirty seconds unless it is told otherwise (``gpu_exporter_interval_s``).
 """
 
 import asyncio
-import math
-import re
 from collections.abc import Mapping
 
 import aiohttp
 import structlog
 
+from trimtab.domain.dialects.dcgm import GpuMemory, read_gpu_memory
+
 log = structlog.get_logger(__name__)
 
 MAX_PAGE_BYTES = 4 * 2**20
 _TIMEOUT_S = 3.0
-_MAX_MIB = 16 * 2**20
-_SAMPLE = re.compile(r"^DCGM_FI_DEV_FB_(USED|FREE|RESERVED)\{([^}]*)\}[ \t]+(\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(gpu|GPU_I_ID)="([^"]*)"')
-
-
-def read_memory(page: str) -> Mapping[int, tuple[float, float]]:
-    """(used, total) GiB by GPU index."""
-    found: dict[tuple[str, int], float] = {}
-    for family, labels, text in _SAMPLE.findall(page):
-        named = dict(_LABEL.findall(labels))
-        index = named.get("gpu", "")
-        if named.get("GPU_I_ID") or not re.fullmatch(r"[0-9]{1,4}", index):
-            continue
-        key = (family, int(index))
-        value = _mib(text)
-        found[key] = value if found.get(key, value) == value else math.nan
-    memory = {}
-    for family, index in sorted(found):
-        used, free = found[family, index], found.get(("FREE", index), math.nan)
-        total = used + free + found.get(("RESERVED", index), 0.0)
-        if family == "USED" and math.isfinite(total):
-            memory[index] = (used / 1024, total / 1024)
-    return memory
-
-
-def _mib(text: str) -> float:
-    """NaN for what is no number, and for the very large one that DCGM writes for a field that it could not read."""
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if 0.0 <= value <= _MAX_MIB else math.nan
 
 
 class GpuExporters:
@@ -59,14 +25,14 @@ class GpuExporters:
         self._session: aiohttp.ClientSession | None = None
         self._failing: dict[str, str] = {}
 
-    async def memory(self, pages: Mapping[str, str]) -> Mapping[tuple[str, int], tuple[float, float]]:
-        """(used, total) GiB by (node, index); ``pages`` are the URLs by node."""
+    async def memory(self, pages: Mapping[str, str]) -> Mapping[tuple[str, int], GpuMemory]:
+        """By (node, index); ``pages`` are the URLs by node."""
         nodes = sorted(pages)
         answers = await asyncio.gather(*(self._page(node, pages[node]) for node in nodes))
         return {
-            (node, index): gib
+            (node, index): memory
             for node, page in zip(nodes, answers, strict=True)
-            for index, gib in read_memory(page).items()
+            for index, memory in read_gpu_memory(page).items()
         }
 
     async def close(self) -> None:
@@ -74,18 +40,18 @@ class GpuExporters:
         if self._session is not None:
             await self._session.close()
 
-    async def _page(self, node: str, url: str) -> str:
+    async def _page(self, node: str, url: str) -> bytes:
         try:
             page = await self._get(url)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if self._failing.get(node) != str(error):
                 log.warning("a GPU exporter does not answer: nothing wakes there", node=node, url=url, error=str(error))
             self._failing[node] = str(error)
-            return ""
+            return b""
         self._failing.pop(node, None)
         return page
 
-    async def _get(self, url: str) -> str:
+    async def _get(self, url: str) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as response:
@@ -96,4 +62,4 @@ class GpuExporters:
                     raise ValueError(f"the page is larger than {MAX_PAGE_BYTES} bytes")
             if response.status != 200:
                 raise ValueError(f"it answers {response.status}")
-            return raw.decode("utf-8", "replace")
+            return bytes(raw)

@@ -18,6 +18,8 @@ from actuator.core.model import (
     Operation,
     OperationKind,
     OperationState,
+    PlacedSpec,
+    Placement,
     Pool,
     Replica,
     Spec,
@@ -55,20 +57,19 @@ class _Spec(_Record):
     group: str = ""
     decision_id: str = ""
 
-    def value(self) -> Spec:
-        return Spec(
+    def value(self) -> PlacedSpec:
+        spec = Spec(
             replica=self.replica,
             service=self.service,
             role=Role(self.role),
             model=self.model,
             profile=self.profile,
-            node=self.node,
-            gpu_indices=self.gpu_indices,
             gpu_type=self.gpu_type,
             pool=self.pool,
             group=self.group,
             decision_id=self.decision_id,
         )
+        return PlacedSpec(spec=spec, placement=Placement(node=self.node, gpu_indices=self.gpu_indices))
 
 
 class _Hold(_Record):
@@ -103,9 +104,10 @@ class _Replica(_Record):
 def read_replica(raw: bytes) -> Replica:
     """A field of the hash ``replicas``."""
     found = _Replica.model_validate_json(raw)
-    told = found.told_to_sleep
+    told, placed = found.told_to_sleep, found.spec.value()
     return Replica(
-        spec=found.spec.value(),
+        spec=placed.spec,
+        placement=placed.placement,
         life_cycle=LifeCycle(found.life_cycle),
         since_s=found.since_s,
         cause=found.cause,
@@ -199,7 +201,7 @@ class _Step(_Record):
             goal=Goal(self.goal),
             replica=self.replica,
             service=self.service,
-            spec=self.spec.value() if self.spec is not None else None,
+            placed=self.spec.value() if self.spec is not None else None,
             state=OperationState(self.state),
             phase=self.phase,
             detail=self.detail,

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 import pydantic
 
-from actuator.core.model import Gpu, Spec
+from actuator.core.model import Gpu, PlacedSpec, Placement, Spec
 from actuator.core.world import Listed, Node, RunState
 from actuator.shell.backend import DECISION_LABEL, GROUP_LABEL, POOL_LABEL, BackendError, labels_of
 from trimtab.words import Role
@@ -110,15 +110,16 @@ class LocalBackend:
         body = await self._get("/replicas", _Replicas)
         return {item.replica: _listed(item) for item in body.replicas}
 
-    async def create_replica(self, spec: Spec) -> None:
+    async def create_replica(self, placed: PlacedSpec) -> None:
         """201 and 200 are both fine; 400 will not get better."""
+        spec = placed.spec
         body = {
             "replica": spec.replica,
             "service": spec.service,
             "role": spec.role.value,
             "model": spec.model,
-            "node": spec.node,
-            "gpu_indices": list(spec.gpu_indices),
+            "node": placed.node,
+            "gpu_indices": list(placed.placement.gpu_indices),
             "profile": spec.profile,
             "labels": labels_of(spec),
         }
@@ -184,14 +185,13 @@ def _listed(item: _ReplicaBody) -> Listed:
         role=item.role,
         model=item.model,
         profile=item.profile,
-        node=item.node,
-        gpu_indices=tuple(item.gpu_indices),
         pool=item.labels.get(POOL_LABEL, ""),
         group=item.labels.get(GROUP_LABEL, ""),
         decision_id=item.labels.get(DECISION_LABEL, ""),
     )
     return Listed(
         spec=spec,
+        placement=Placement(node=item.node, gpu_indices=tuple(item.gpu_indices)),
         address=item.address.rstrip("/"),
         run_state=item.state,
         start_time_s=item.start_time or 0.0,

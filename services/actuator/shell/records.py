@@ -17,9 +17,9 @@ from actuator.core.model import (
     Hold,
     Meta,
     Operation,
+    PlacedSpec,
     Pool,
     Replica,
-    Spec,
     State,
     Step,
 )
@@ -39,7 +39,7 @@ _TOKEN_FIELD = "token"  # noqa: S105  # a fencing token is no secret
 
 _RULES = Rules(
     ids={
-        Spec: ("replica",),
+        PlacedSpec: ("spec.replica",),
         Hold: ("owner",),
         Step: ("replica", "kind"),
         Floor: ("service", "role"),

@@ -14,7 +14,7 @@ from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.rpc.errors import FailedPrecondition, NotFound, RpcError, Unavailable
 from trimtab.store.records import RecordKind, Refused
 
-_SPEC_FIELDS = ("node", "gpu_indices", "pool", "group")
+_PLACED_FIELDS = {"spec": ("pool", "group"), "placement": ("node", "gpu_indices")}
 
 
 def refused_record(kind: RefusedKind, refused: Refused, records: RecordKind[Any]) -> RefusedRecord:
@@ -31,9 +31,9 @@ def refused_record(kind: RefusedKind, refused: Refused, records: RecordKind[Any]
     if kind is RefusedKind.OPERATION:
         subject = message.subject
     elif kind is RefusedKind.POOL and certain:
-        gpus = _gpus(message.overlay)
+        gpus = _gpus(item.placement for item in message.overlay)
     elif kind is RefusedKind.REPLICA and certain:
-        gpus = _gpus([message.spec])
+        gpus = _gpus([message.placement])
         pool, group = message.spec.pool, message.spec.group
     return RefusedRecord(
         kind=kind,
@@ -72,12 +72,12 @@ def refused_to_proto(record: RefusedRecord) -> pb.RefusedRecord:
     )
 
 
-def _gpus(specs: Iterable[Any]) -> tuple[Gpu, ...] | None:
-    """The GPUs of specs; None when one names none, which another release may have written elsewhere."""
-    found = list(specs)
-    if not found or any(not spec.node or not spec.gpu_indices for spec in found):
+def _gpus(placements: Iterable[Any]) -> tuple[Gpu, ...] | None:
+    """The GPUs of placements; None when one names none, which another release may have written elsewhere."""
+    found = list(placements)
+    if not found or any(not item.node or not item.gpu_indices for item in found):
         return None
-    return tuple(sorted({(spec.node, index) for spec in found for index in spec.gpu_indices}))
+    return tuple(sorted({(item.node, index) for item in found for index in item.gpu_indices}))
 
 
 def _from_json(raw: bytes, records: RecordKind[Any]) -> Any | None:
@@ -86,13 +86,14 @@ def _from_json(raw: bytes, records: RecordKind[Any]) -> Any | None:
         told = json.loads(raw)
         fields: dict[str, Any] = {"subject": told["subject"]} if "subject" in told else {}
         if "spec" in told:
-            fields["spec"] = _spec(told["spec"])
+            fields |= _placed(told["spec"])
         if "overlay" in told:
-            fields["overlay"] = [_spec(spec) for spec in told["overlay"]]
+            fields["overlay"] = [_placed(spec) for spec in told["overlay"]]
         return ParseDict(fields, records.codec.message_type())
     except (ValueError, TypeError, AttributeError, RecursionError, ParseError):
         return None
 
 
-def _spec(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: told[name] for name in _SPEC_FIELDS if name in told}
+def _placed(told: dict[str, Any]) -> dict[str, Any]:
+    """What those releases kept in one object, in the two messages of today."""
+    return {part: {name: told[name] for name in names if name in told} for part, names in _PLACED_FIELDS.items()}

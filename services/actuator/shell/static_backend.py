@@ -16,7 +16,7 @@ The file is read again when it changes; one that does not parse keeps the last g
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from actuator.core.model import Gpu, Spec
+from actuator.core.model import Gpu, PlacedSpec, Placement, Spec
 from actuator.core.world import Listed, Node, RunState
 from actuator.shell.backend import BackendError
 from actuator.shell.gpu_exporter import GpuExporters
@@ -57,11 +57,10 @@ def _listed(target: FileSdTarget) -> Listed:
         role=Role(labels.role.value) if labels.role is not None else Role.COLOCATED,
         model=labels.model,
         profile="",
-        node=labels.node or target.address.rpartition(":")[0],
-        gpu_indices=labels.gpu_indices,
         gpu_type=labels.gpu_type,
     )
-    return Listed(spec=spec, address=target.url, run_state=RunState.RUNNING)
+    placement = Placement(node=labels.node or target.address.rpartition(":")[0], gpu_indices=labels.gpu_indices)
+    return Listed(spec=spec, placement=placement, address=target.url, run_state=RunState.RUNNING)
 
 
 class StaticBackend:
@@ -95,9 +94,10 @@ class StaticBackend:
         types: dict[str, str] = {}
         gpus: dict[str, int] = {}
         for name in sorted(self._listed):
-            spec = self._listed[name].spec
-            gpus[spec.node] = max(gpus.get(spec.node, 0), *(index + 1 for index in spec.gpu_indices), 0)
-            types[spec.node] = types.get(spec.node) or spec.gpu_type
+            listed = self._listed[name]
+            node, indices = listed.placement.node, listed.placement.gpu_indices
+            gpus[node] = max(gpus.get(node, 0), *(index + 1 for index in indices), 0)
+            types[node] = types.get(node) or listed.spec.gpu_type
         return {
             node: Node(node=node, vdc="", s2="", s1="", gpu_type=types[node], gpus=count, taken=frozenset(range(count)))
             for node, count in gpus.items()
@@ -114,9 +114,11 @@ class StaticBackend:
             self._stamp = stamp
         return self._listed
 
-    async def create_replica(self, spec: Spec) -> None:
+    async def create_replica(self, placed: PlacedSpec) -> None:
         """Not possible."""
-        raise BackendError(f"{spec.replica} is not in {self._path}, and a static backend creates none", permanent=True)
+        raise BackendError(
+            f"{placed.replica} is not in {self._path}, and a static backend creates none", permanent=True
+        )
 
     async def delete_replica(self, replica: str) -> None:
         """Not possible while it is listed."""

@@ -7,13 +7,13 @@ the time that they cover; what is held is each gateway's last word. A gateway th
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from metrics_collector.core.roles import set_window
 from metrics_collector.core.window import Window
-from trimtab.api.collector.v1 import collector_pb2 as pb
-from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.role_window import RoleWindow, SignalSums
+from trimtab.domain.signals import Signal
+from trimtab.domain.time import to_microseconds
 
+_ARRIVALS = (Signal.ARRIVAL_RPS, Signal.ARRIVAL_PROMPT_TPS, Signal.ARRIVAL_OUTPUT_TPS)
 # A service of which no gateway has spoken for so long is forgotten.
 FORGET_S = 60.0
 
@@ -72,62 +72,31 @@ def without(board: DemandBoard, gateways: Collection[str]) -> DemandBoard:
     return DemandBoard({service: known for service, known in services.items() if known})
 
 
-class FrontDoorSums(NamedTuple):
-    """One service's front door in a window: what arrived per second over the gateways heard, and what they hold.
-
-    ``reported`` of them have reports that cover some of the window.
-    """
-
-    service: str
-    heard: list[str]
-    missing: list[str]
-    arrival_rps: float
-    arrival_prompt_tps: float
-    arrival_output_tps: float
-    reported: int
-    held: list[int]
-
-
-def front_door_sums(board: DemandBoard, window: Window, *, expiry_s: float) -> list[FrontDoorSums]:
-    """One row per service known, by name."""
-    found: list[FrontDoorSums] = []
+def front_door_windows(board: DemandBoard, window: Window, *, collector: str, expiry_s: float) -> list[RoleWindow]:
+    """One window per service known, by name; gateways stand where replicas stand elsewhere."""
+    found: list[RoleWindow] = []
     for service in sorted(board.services):
         gateways = board.services[service]
         heard = {name: gateways[name] for name in sorted(gateways) if _is_near(gateways[name], window.end_s, expiry_s)}
-        # Gateways come and go under new names; a silent one is missed only when nobody else speaks.
-        missing = [] if heard else sorted(gateways)
         rates, reported = _rates(list(heard.values()), window)
         held = [reports[-1].held for reports in heard.values()]
-        found.append(FrontDoorSums(service, list(heard), missing, *rates, reported, held))
+        found.append(
+            RoleWindow(
+                collector=collector,
+                service=service,
+                role=None,
+                start_us=to_microseconds(window.start_s),
+                end_us=to_microseconds(window.end_s),
+                reported_replicas=list(heard),
+                # Gateways come and go under new names; a silent one is missed only when nobody else speaks.
+                missing_replicas=[] if heard else sorted(gateways),
+                signals=[
+                    *(SignalSums(signal, rate, reported) for signal, rate in zip(_ARRIVALS, rates, strict=True)),
+                    SignalSums(Signal.HELD, float(sum(held)), len(heard), max(held, default=None)),
+                ],
+            )
+        )
     return found
-
-
-def front_door_partials(board: DemandBoard, window: Window, *, collector: str, expiry_s: float) -> list[pb.RolePartial]:
-    """One partial per service known, with role unspecified; gateways stand where replicas stand elsewhere."""
-    partials: list[pb.RolePartial] = []
-    for sums in front_door_sums(board, window, expiry_s=expiry_s):
-        partial = pb.RolePartial(
-            collector=collector,
-            service=sums.service,
-            role=types_pb2.ROLE_UNSPECIFIED,
-            reported_replicas=sums.heard,
-            missing_replicas=sums.missing,
-        )
-        set_window(partial, window)
-        for signal, rate in (
-            (pb.SIGNAL_ARRIVAL_RPS, sums.arrival_rps),
-            (pb.SIGNAL_ARRIVAL_PROMPT_TPS, sums.arrival_prompt_tps),
-            (pb.SIGNAL_ARRIVAL_OUTPUT_TPS, sums.arrival_output_tps),
-        ):
-            partial.signals.add(signal=signal, sum=rate, reported=sums.reported)
-        partial.signals.add(
-            signal=pb.SIGNAL_HELD,
-            sum=float(sum(sums.held)),
-            maximum=max(sums.held) if sums.held else None,
-            reported=len(sums.heard),
-        )
-        partials.append(partial)
-    return partials
 
 
 def _is_near(reports: Sequence[DemandReport], now_s: float, limit_s: float) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from operator import mul
 from typing import NamedTuple
 
-from metrics_collector.core.gpus import GpuReading
+from trimtab.domain.dialects.dcgm import GpuReading
 
 MAX_NODES = 100_000
 MAX_READINGS = 512

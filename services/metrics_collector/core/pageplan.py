@@ -7,7 +7,8 @@ from typing import NamedTuple
 from metrics_collector.core.dialects import Combine, Dialect, Family, Kind, Quantity, Source
 from metrics_collector.core.dialects.model import counter_spellings
 from metrics_collector.core.pagerow import COLUMN, Groups, Histogram, Plan, Prefill
-from metrics_collector.core.schema import Counter, HistogramColumns, Latency, schema_of
+from metrics_collector.core.schema import Counter, HistogramColumns, schema_of
+from trimtab.domain.signals import Latency
 
 
 class Series(NamedTuple):

@@ -12,23 +12,22 @@ from metrics_collector.core.counting import FIRST_COUNTER, Bools, Floats, Ints
 from metrics_collector.core.rings import AVERAGED, FLOWED, PEAK, HistogramRings, ServerRings
 from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Counter, Gauge, Schema
 from metrics_collector.core.window import Ends, Window, ends, peaks, time_averages
-from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.signals import Signal
 
-SIGNALS: tuple["pb.Signal.ValueType", ...] = tuple(sorted(set(pb.Signal.values()) - {pb.SIGNAL_UNSPECIFIED}))
-"""The columns of ``ReplicaWindows.values``: every signal, by its number."""
-SIGNAL_COLUMN: Mapping["pb.Signal.ValueType", int] = MappingProxyType({name: i for i, name in enumerate(SIGNALS)})
+SIGNAL_COLUMN: Mapping[Signal, int] = MappingProxyType({name: column for column, name in enumerate(Signal)})
+"""The columns of ``ReplicaWindows.values``: every signal, in the order of the wire's numbers."""
 # Signals that are what was counted per second, and where it stands in a ring.
-_RATES: Mapping["pb.Signal.ValueType", int] = {
-    pb.SIGNAL_PREFILL_TPS: FLOWED,
-    pb.SIGNAL_PREFILL_CACHED_TPS: COUNTERS.index(Counter.PREFILL_CACHED_TOKENS),
-    pb.SIGNAL_DECODE_TPS: COUNTERS.index(Counter.DECODE_TOKENS),
-    pb.SIGNAL_REQUEST_RPS: COUNTERS.index(Counter.FINISHED),
-    pb.SIGNAL_PREEMPTION_RPS: COUNTERS.index(Counter.PREEMPTIONS),
+_RATES: Mapping[Signal, int] = {
+    Signal.PREFILL_TPS: FLOWED,
+    Signal.PREFILL_CACHED_TPS: COUNTERS.index(Counter.PREFILL_CACHED_TOKENS),
+    Signal.DECODE_TPS: COUNTERS.index(Counter.DECODE_TOKENS),
+    Signal.REQUEST_RPS: COUNTERS.index(Counter.FINISHED),
+    Signal.PREEMPTION_RPS: COUNTERS.index(Counter.PREEMPTIONS),
 }
 _RATE_SIGNALS = [SIGNAL_COLUMN[name] for name in _RATES]
 _RATE_COLUMNS = list(_RATES.values())
-_AVERAGE_SIGNALS = [SIGNAL_COLUMN[name] for name in (pb.SIGNAL_RUNNING, pb.SIGNAL_WAITING, pb.SIGNAL_KV_USAGE_RATIO)]
+_AVERAGE_SIGNALS = [SIGNAL_COLUMN[name] for name in (Signal.RUNNING, Signal.WAITING, Signal.KV_USAGE_RATIO)]
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 
 
@@ -47,7 +46,7 @@ class HistogramIncreases(NamedTuple):
 class ReplicaWindows:
     """Columns, one entry per replica. What could not be told is NaN, and everything is where no page was read inside.
 
-    ``values`` (n, len(SIGNALS)); ``increases`` (n, len(COUNTERS) + 1) are counts between a replica's two rows, the last
+    ``values`` (n, len(Signal)); ``increases`` (n, len(COUNTERS) + 1) are counts between a replica's two rows, the last
     of them the prompt tokens that flowed. Signals that no page tells are absent, and so are all those of a sleeper.
     ``read``: a page was read inside. ``warming``: seen for less than the window. ``reset``: a counter fell inside it.
 
@@ -92,7 +91,7 @@ def windows_of(
     rows = ends(at_s, ~np.isnan(at_s), window)
     increases, span_s = _increases(servers, places, order, at_s, rows, window)
     increases[~told] = np.nan
-    values = np.full((len(places), len(SIGNALS)), np.nan)
+    values = np.full((len(places), len(Signal)), np.nan)
     values[:, _RATE_SIGNALS] = increases[:, _RATE_COLUMNS] / span_s[:, _RATE_COLUMNS]
     gauges = servers.gauges[places[:, None], order]
     gauges[~told] = np.nan
@@ -100,7 +99,7 @@ def windows_of(
     hits = increases[:, COUNTERS.index(Counter.PREFIX_HITS)]
     queries = increases[:, COUNTERS.index(Counter.PREFIX_QUERIES)]
     asked = queries > 0
-    values[asked, SIGNAL_COLUMN[pb.SIGNAL_PREFIX_HIT_RATIO]] = np.minimum(hits[asked] / queries[asked], 1.0)
+    values[asked, SIGNAL_COLUMN[Signal.PREFIX_HIT_RATIO]] = np.minimum(hits[asked] / queries[asked], 1.0)
     newest_s = np.where(known, servers.last_s[places], np.nan)
     return ReplicaWindows(
         window=window,

@@ -1,9 +1,8 @@
 """What one collector adds to its roles' windows: sums over counted replicas, never averages.
 
 A stuck replica has its page read and its values left out. One that sleeps is no capacity and is left out altogether,
-unless an actuator counts it as routable: then the two disagree and it is missing. In ``SignalPartial`` ``reported``
-counts the replicas in ``sum``; ``reset`` and ``warming`` say how many of those were so, and ``warming`` also counts
-those too new for a rate.
+unless an actuator counts it as routable: then the two disagree and it is missing. Counts are as in
+``SignalSums``.
 
 Ratios are sums with a weight: the KV usage weighs each replica once, the hit ratio its queries, the GPU exporter's
 ratios its GPUs. Requests that wait at sleepers weigh the sleepers: they are demand, whether a replica counts or not.
@@ -13,7 +12,6 @@ What the GPU exporter says is as true of a stuck server, and has nothing to do w
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -21,43 +19,38 @@ import numpy as np
 from metrics_collector.core.counting import Bools, Floats, Ints
 from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Verdicts
-from metrics_collector.core.replica_windows import SIGNAL_COLUMN, SIGNALS, ReplicaWindows
-from metrics_collector.core.schema import COUNTERS, SCALARS, Counter, Latency
+from metrics_collector.core.replica_windows import SIGNAL_COLUMN, ReplicaWindows
+from metrics_collector.core.schema import COUNTERS, SCALARS, Counter
 from metrics_collector.core.targets import RoleKey, Target
-from metrics_collector.core.window import Window
-from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.domain.histogram import Histogram, merge_histograms
-from trimtab.domain.time import timestamp_of
+from trimtab.domain.role_window import LatencySums, RoleWindow, SignalSums
+from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.time import to_microseconds
+from trimtab.words import Role
 
-LATENCIES: Mapping[Latency, "pb.Latency.ValueType"] = {
-    Latency.TTFT: pb.LATENCY_TTFT,
-    Latency.TBT: pb.LATENCY_TBT,
-    Latency.TPOT: pb.LATENCY_TPOT,
-    Latency.QUEUE: pb.LATENCY_QUEUE,
-    Latency.E2E: pb.LATENCY_E2E,
-}
-GPU_SIGNALS: tuple["pb.Signal.ValueType", ...] = (
-    pb.SIGNAL_GPU_UTILISATION_RATIO,
-    pb.SIGNAL_SM_ACTIVITY_RATIO,
-    pb.SIGNAL_GPU_POWER_W,
-    pb.SIGNAL_GPU_MEMORY_RATIO,
+GPU_SIGNALS: tuple[Signal, ...] = (
+    Signal.GPU_UTILISATION_RATIO,
+    Signal.SM_ACTIVITY_RATIO,
+    Signal.GPU_POWER_W,
+    Signal.GPU_MEMORY_RATIO,
 )
 """The order of ``GpuAverages``."""
-_PAGE_SIGNALS: tuple["pb.Signal.ValueType", ...] = (
-    pb.SIGNAL_PREFILL_TPS,
-    pb.SIGNAL_PREFILL_CACHED_TPS,
-    pb.SIGNAL_DECODE_TPS,
-    pb.SIGNAL_REQUEST_RPS,
-    pb.SIGNAL_PREEMPTION_RPS,
-    pb.SIGNAL_RUNNING,
-    pb.SIGNAL_WAITING,
-    pb.SIGNAL_KV_USAGE_RATIO,
-    pb.SIGNAL_PREFIX_HIT_RATIO,
+_PAGE_SIGNALS: tuple[Signal, ...] = (
+    Signal.PREFILL_TPS,
+    Signal.PREFILL_CACHED_TPS,
+    Signal.DECODE_TPS,
+    Signal.REQUEST_RPS,
+    Signal.PREEMPTION_RPS,
+    Signal.RUNNING,
+    Signal.WAITING,
+    Signal.KV_USAGE_RATIO,
+    Signal.PREFIX_HIT_RATIO,
 )
+_ROLES = Role.by_number()
 _GPU_COLUMNS = [SIGNAL_COLUMN[name] for name in GPU_SIGNALS]
-_KV = SIGNAL_COLUMN[pb.SIGNAL_KV_USAGE_RATIO]
-_HIT_RATIO = SIGNAL_COLUMN[pb.SIGNAL_PREFIX_HIT_RATIO]
-_SLEEPERS = SIGNAL_COLUMN[pb.SIGNAL_ASLEEP_LOAD]
+_KV = SIGNAL_COLUMN[Signal.KV_USAGE_RATIO]
+_HIT_RATIO = SIGNAL_COLUMN[Signal.PREFIX_HIT_RATIO]
+_SLEEPERS = SIGNAL_COLUMN[Signal.ASLEEP_LOAD]
 # What does not come from a replica's page is as good whatever its page is worth.
 _BESIDE_PAGES = frozenset({*_GPU_COLUMNS, _SLEEPERS})
 
@@ -107,7 +100,7 @@ class Roster:
 def replica_values(
     roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, gpus: Mapping[str, GpuAverages] | None
 ) -> Floats:
-    """Every signal of every replica, (n, len(SIGNALS)); NaN where there is none.
+    """Every signal of every replica, (n, len(Signal)); NaN where there is none.
 
     ``gpus`` is target id → averages over its GPUs in the window.
     """
@@ -147,7 +140,7 @@ def role_columns(roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, va
     )
 
 
-def role_partials(
+def role_windows(
     roster: Roster,
     windows: ReplicaWindows,
     verdicts: Verdicts,
@@ -155,8 +148,8 @@ def role_partials(
     *,
     collector: str,
     replica_revisions: Mapping[str, int],
-) -> list[pb.RolePartial]:
-    """The partial of every role of ``roster``, in order. ``values`` are ``replica_values``.
+) -> list[RoleWindow]:
+    """The window of every role of ``roster``, in order. ``values`` are ``replica_values``.
 
     ``replica_revisions`` is by cluster, as the actuators' last words had it.
     """
@@ -165,40 +158,36 @@ def role_partials(
     columns = role_columns(roster, windows, verdicts, values)
     names = _names(roster, columns.seen), _names(roster, columns.missing)
     revisions = dict(sorted(replica_revisions.items()))
+    start_us, end_us = to_microseconds(windows.window.start_s), to_microseconds(windows.window.end_s)
     shown = _PAGE_SIGNALS
     if not np.isnan(values[:, _GPU_COLUMNS]).all():
         shown = (*shown, *GPU_SIGNALS)
-    partials: list[pb.RolePartial] = []
+    found: list[RoleWindow] = []
     for role, key in enumerate(roster.keys):
-        partial = pb.RolePartial(
-            collector=collector,
-            service=key.service,
-            role=key.role,
-            reported_replicas=names[0][role],
-            missing_replicas=names[1][role],
-            replica_revisions=revisions,
-        )
-        set_window(partial, windows.window)
         own = columns.sums[role]
-        partial.signals.extend(own.signal(name) for name in shown)
+        signals = [own.signal(name) for name in shown]
         if own.reported[_SLEEPERS]:
-            partial.signals.append(own.signal(pb.SIGNAL_ASLEEP_LOAD))
+            signals.append(own.signal(Signal.ASLEEP_LOAD))
         histograms = columns.latencies.get(role, {})
-        partial.latencies.extend(
-            _latency_partial(latency, histograms[latency]) for latency in Latency if latency in histograms
+        found.append(
+            RoleWindow(
+                collector=collector,
+                service=key.service,
+                role=_ROLES[key.role],
+                start_us=start_us,
+                end_us=end_us,
+                reported_replicas=names[0][role],
+                missing_replicas=names[1][role],
+                replica_revisions=revisions,
+                signals=signals,
+                latencies=[LatencySums(one, histograms[one]) for one in Latency if one in histograms],
+            )
         )
-        partials.append(partial)
-    return partials
-
-
-def set_window(partial: pb.RolePartial, window: Window) -> None:
-    """Store-clock seconds → timestamps, to the microsecond."""
-    for timestamp, seconds in ((partial.window_start, window.start_s), (partial.window_end, window.end_s)):
-        timestamp.CopyFrom(timestamp_of(seconds))
+    return found
 
 
 class RoleSums(NamedTuple):
-    """One role's columns, each in the order of ``SIGNALS``."""
+    """One role's columns, each in the order of ``Signal``."""
 
     sums: list[float]
     weights: list[float]
@@ -208,20 +197,20 @@ class RoleSums(NamedTuple):
     stale: int
     warming: int
 
-    def signal(self, name: "pb.Signal.ValueType") -> pb.SignalPartial:
-        """The message of one signal."""
+    def signal(self, name: Signal) -> SignalSums:
+        """What is added to one signal."""
         column = SIGNAL_COLUMN[name]
         reported = self.reported[column]
         beside = column in _BESIDE_PAGES
-        return pb.SignalPartial(
-            signal=name,
-            sum=self.sums[column],
-            maximum=self.maxima[column] if reported and column != _HIT_RATIO else None,
-            reported=reported,
-            stale=0 if beside else self.stale,
-            reset=0 if beside else self.reset[column],
-            warming=0 if beside else self.warming,
-            weight=self.weights[column],
+        return SignalSums(
+            name,
+            self.sums[column],
+            reported,
+            self.maxima[column] if reported and column != _HIT_RATIO else None,
+            self.weights[column],
+            0 if beside else self.stale,
+            0 if beside else self.reset[column],
+            0 if beside else self.warming,
         )
 
 
@@ -233,12 +222,12 @@ def _sums(
     hits = windows.increases[:, COUNTERS.index(Counter.PREFIX_HITS)]
     queries = windows.increases[:, COUNTERS.index(Counter.PREFIX_QUERIES)]
     hits = np.where(np.isnan(queries), np.nan, np.minimum(hits, queries))
-    weights = np.zeros((len(values), len(SIGNALS)))
+    weights = np.zeros((len(values), len(Signal)))
     terms = values.copy()
     terms[:, _HIT_RATIO], weights[:, _HIT_RATIO] = hits, queries
     weights[:, _KV] = 1.0
     for column in _GPU_COLUMNS:
-        if SIGNALS[column] != pb.SIGNAL_GPU_POWER_W:
+        if column != SIGNAL_COLUMN[Signal.GPU_POWER_W]:
             terms[:, column], weights[:, column] = values[:, column] * roster.gpus, roster.gpus
     within = live[:, None] & ~np.isnan(terms)
     within[:, _GPU_COLUMNS] = seen[:, None] & ~np.isnan(terms[:, _GPU_COLUMNS])
@@ -295,13 +284,3 @@ def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int
     return {
         role: {latency: merge_histograms(several) for latency, several in own.items()} for role, own in found.items()
     }
-
-
-def _latency_partial(latency: Latency, histogram: Histogram) -> pb.LatencyPartial:
-    return pb.LatencyPartial(
-        latency=LATENCIES[latency],
-        upper_bounds_s=histogram.upper_bounds,
-        increases=list(map(sub, histogram.cumulative, (0.0, *histogram.cumulative[:-1]))),
-        sum_s=histogram.total,
-        count=histogram.count,
-    )

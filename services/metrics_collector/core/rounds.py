@@ -1,4 +1,4 @@
-"""One round's work, in slices: a window of some roles' targets becomes partials, samples and verdicts.
+"""One round's work, in slices: a window of some roles' targets becomes role windows, samples and verdicts.
 
 A slice holds whole services and is small enough that scrapes are not kept waiting for it; what does not change from
 round to round is made once.
@@ -13,13 +13,14 @@ import numpy as np
 from metrics_collector.core.counting import Bools, Floats
 from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Verdicts, Witness, judge_all
-from metrics_collector.core.roles import Roster, replica_values, role_partials
+from metrics_collector.core.roles import Roster, replica_values, role_windows
 from metrics_collector.core.samples import EncodedSample, Identity, Rows, encode, identity
 from metrics_collector.core.schema import Schema
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import RoleKey, Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.role_window import RoleWindow
 
 SLICE_TARGETS = 1000
 
@@ -38,7 +39,7 @@ class ClosedSlice:
     """What a window of a slice brings. ``still`` (n,): targets whose counters stand, or who sleep."""
 
     roster: Roster
-    partials: list[pb.RolePartial]
+    role_windows: list[RoleWindow]
     samples: list[EncodedSample]
     schemas: frozenset[Schema]
     verdicts: Verdicts
@@ -84,9 +85,7 @@ def close_slice(
     windows = table.close(roster.target_ids, window)
     verdicts = judge_all(roster.target_ids, windows, witnesses, limits_s=part.limits_s)
     values = replica_values(roster, windows, verdicts, gpus)
-    partials = role_partials(
-        roster, windows, verdicts, values, collector=collector, replica_revisions=replica_revisions
-    )
+    found = role_windows(roster, windows, verdicts, values, collector=collector, replica_revisions=replica_revisions)
     failing = np.array(states, dtype=np.uint8)
     shown = np.where(failing != pb.TARGET_STATE_UNSPECIFIED, failing, verdicts.states)
     qualities = windows.qualities(verdicts.stuck)
@@ -108,7 +107,7 @@ def close_slice(
         )
     return ClosedSlice(
         roster=roster,
-        partials=partials,
+        role_windows=found,
         samples=samples,
         schemas=frozenset(schemas),
         verdicts=verdicts,

@@ -20,7 +20,6 @@ from metrics_collector.core.schema import (
     GAUGE_COLUMN,
     Counter,
     Gauge,
-    Latency,
     Reading,
     Schema,
     schema_of,
@@ -28,13 +27,12 @@ from metrics_collector.core.schema import (
 from metrics_collector.core.targets import RoleKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.signals import LATENCIES, LATENCY_NUMBERS, SIGNAL_NUMBERS
 
-SAMPLE_SIGNALS: Final = tuple(sorted(number for number in pb.Signal.values() if number != pb.SIGNAL_UNSPECIFIED))
+SAMPLE_SIGNALS: Final = tuple(SIGNAL_NUMBERS.values())
 """The order of ``Rows.signals``: by number, from 1 without a gap."""
 
 _ABSENT: Final = -1.0
-_LATENCIES: Final = {latency: pb.Latency.Value(f"LATENCY_{latency.name}") for latency in Latency}
-_LATENCY_OF: Final = {number: latency for latency, number in _LATENCIES.items()}
 _SECONDS_BYTES: Final = 5
 _NANOS_BYTES: Final = 5
 
@@ -137,7 +135,7 @@ def schema_message(schema: Schema) -> pb.SampleSchema:
     """What the store keeps of a schema."""
     return pb.SampleSchema(
         histograms=[
-            pb.SchemaHistogram(latency=_LATENCIES[latency], upper_bounds_s=bounds_s)
+            pb.SchemaHistogram(latency=LATENCY_NUMBERS[latency], upper_bounds_s=bounds_s)
             for latency, bounds_s in schema.bounds_s
         ]
     )
@@ -145,9 +143,9 @@ def schema_message(schema: Schema) -> pb.SampleSchema:
 
 def schema_from(message: pb.SampleSchema) -> Schema | None:
     """The schema that was stored; None for one with a latency that is not known here."""
-    if any(item.latency not in _LATENCY_OF for item in message.histograms):
+    if any(item.latency not in LATENCIES for item in message.histograms):
         return None
-    return schema_of(tuple((_LATENCY_OF[item.latency], tuple(item.upper_bounds_s)) for item in message.histograms))
+    return schema_of(tuple((LATENCIES[item.latency], tuple(item.upper_bounds_s)) for item in message.histograms))
 
 
 def _put_varint(place: NDArray[np.uint8], values: NDArray[np.int64]) -> None:

@@ -17,6 +17,8 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from trimtab.domain.signals import Latency
+
 
 class Gauge(StrEnum):
     """What stands at the moment of the page. Units are in the names; ratios go from 0 to 1."""
@@ -51,16 +53,6 @@ class Counter(StrEnum):
     """Time that finished requests spent in prefill."""
     PREFILL_REQUESTS = "prefill_requests"
     """Requests in ``PREFILL_SECONDS``."""
-
-
-class Latency(StrEnum):
-    """Histograms, in seconds."""
-
-    TTFT = "ttft"
-    TBT = "tbt"
-    TPOT = "tpot"
-    QUEUE = "queue"
-    E2E = "e2e"
 
 
 GAUGES: tuple[Gauge, ...] = tuple(Gauge)

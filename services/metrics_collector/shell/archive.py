@@ -16,6 +16,7 @@ from metrics_collector.core.schema import Reading, Schema
 from metrics_collector.core.targets import RoleKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.role_window import RoleWindow, role_number, role_window_to_proto
 from trimtab.domain.time import microseconds_of, seconds_of
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -74,7 +75,7 @@ class Archive:
 
     async def write(
         self,
-        partials: Sequence[pb.RolePartial],
+        windows: Sequence[RoleWindow],
         samples: Iterable[EncodedSample],
         *,
         at_s: float,
@@ -87,17 +88,18 @@ class Archive:
         """
         if not self._may_write():
             return await self._read_back((), at_s=at_s)
-        mine = {RoleKey(service=partial.service, role=partial.role): partial for partial in partials}
+        mine = {RoleKey(service=window.service, role=role_number(window.role)): window for window in windows}
         written = _by_role(samples)
         elsewhere, collectors = self._elsewhere(), self._collectors()
         await self._execute([self._schema_command(schemas)] if self._new(schemas) else [])
         newest: dict[RoleKey, bytes] = {}
         queued: list[_Command] = []
         size = 0
+        pause = _Pause()
         for key in sorted(mine.keys() | written.keys() | self._newest.keys() | self._replicas.keys(), key=_order):
             batch = self._sample_commands(key, written.get(key, {}), elsewhere.get(key, ()))
             if key in mine:
-                newest[key] = mine[key].SerializeToString()
+                newest[key] = role_window_to_proto(mine[key]).SerializeToString()
                 batch += self._partial_commands(key, newest[key], at_s=at_s, collectors=collectors)
             elif key in self._newest:
                 place = keys.latest_partials(key.service, role_name(key))
@@ -108,6 +110,7 @@ class Archive:
                 queued, size = [], 0
             queued += batch
             size += batch_size
+            await pause.after_a_while()
         queued += [("HDEL", keys.observed_roles(), _field(key)) for key in self._forgotten - mine.keys()]
         queued.append(("PUBLISH", keys.windows_written(), f"{at_s:.3f}"))
         await self._execute(queued)

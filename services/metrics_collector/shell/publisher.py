@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import structlog
 from redis.exceptions import ResponseError
 
-from metrics_collector.core.demand import DemandBoard, forget, front_door_partials
+from metrics_collector.core.demand import DemandBoard, forget, front_door_windows
 from metrics_collector.core.gpuboard import GpuAverages, GpuClaim
 from metrics_collector.core.liveness import Witness
 from metrics_collector.core.loads import ReplicaLoads
@@ -102,17 +102,17 @@ class Publisher:
             closed.append(self._close(part, window, witnesses, gpus))
             await asyncio.sleep(0)
         self.demand = forget(self.demand, now_s=end_s)
-        partials = [partial for one in closed for partial in one.partials]
-        partials += [
-            partial
-            for partial in front_door_partials(
+        windows = [found for one in closed for found in one.role_windows]
+        windows += [
+            found
+            for found in front_door_windows(
                 self.demand, window, collector=settings.collector_name, expiry_s=settings.demand_expiry_s
             )
-            if settings.interval_of(partial.service) == group.interval_s
+            if settings.interval_of(found.service) == group.interval_s
         ]
         try:
             merged = await group.archive.write(
-                partials,
+                windows,
                 [sample for one in closed for sample in one.samples],
                 at_s=end_s,
                 schemas={schema for one in closed for schema in one.schemas},

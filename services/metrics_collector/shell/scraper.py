@@ -12,7 +12,6 @@ from time import monotonic
 import structlog
 
 from metrics_collector.core.gpuboard import GpuBoard
-from metrics_collector.core.gpus import GpuPageError, read_gpu_page
 from metrics_collector.core.liveness import Witness, witness
 from metrics_collector.core.load import read_load
 from metrics_collector.core.page import Hint, PageError, PageReader
@@ -29,6 +28,7 @@ from metrics_collector.shell.request import Place
 from metrics_collector.shell.settings import CollectorSettings
 from metrics_collector.shell.wheel import SLOT_S, Wheel
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.domain.dialects.dcgm import GpuPageError, read_gpu_page
 
 log = structlog.get_logger(__name__)
 

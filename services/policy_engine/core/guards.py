@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.specs import GuardLimit, Guards
 from trimtab.domain.measurement import NEVER_READ, Measurement, missing, ok
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Role
 
 # The memory of tokens per finished request: as short as a change of what is asked wants it. Where few finish in that

@@ -16,12 +16,12 @@ from policy_engine.core.guards import QueueMemory, check_guards, lost_ratio, rem
 from policy_engine.core.load import ArrivalMemory, OutputMemory, load_of, recall, remember_arrivals, remember_output
 from policy_engine.core.overlay import OverlayReplica, member_key
 from policy_engine.core.predict import Elasticity, await_effect, congestion, learn
-from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
 from policy_engine.core.spells import SpellMemory, remember_spell
 from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember, RoleSpec, TokenServiceShare
+from trimtab.domain.role_signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
 from trimtab.words import Role
 
 MAX_PRIORITY_STEPS = 8

@@ -14,9 +14,9 @@ from policy_engine.core.draft import Draft, HoldNotes, Transition, note_clamps, 
 from policy_engine.core.members import MemberMemory, Picture, look_at_members, note_move
 from policy_engine.core.overlay import Gpu, OverlayReplica, adopt_awake
 from policy_engine.core.reports import MemberReport, count_changes, pool_inputs
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import VOLUNTARY, Clamp, ClampKind, DecisionKind, MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import LifeCycle
 
 RETRY_FIRST_S = 10.0

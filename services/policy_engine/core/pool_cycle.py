@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.desired import succeeding
 from policy_engine.core.pool import PoolInput, PoolResult, PoolState, UnderWay
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.operation import Operation, OperationKind, StepKind
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import LifeCycle
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import UnitShape, ceil_units
 from policy_engine.core.vocabulary import Clamp, ClampKind, Rule
 from trimtab.config.specs import LatencyBrake, Proportional, ServicePolicySpec
 from trimtab.domain.measurement import Measurement, missing
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Quality, Role
 
 SEVERE_FACTOR = 1.2

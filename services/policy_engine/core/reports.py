@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from policy_engine.core.draft import CountChange, NamedSignal, Transition
 from policy_engine.core.guards import GuardState
 from policy_engine.core.load import Load
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.tss import Share
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.domain.measurement import ok
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 
 
 @dataclass(frozen=True, slots=True)

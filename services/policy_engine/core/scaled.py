@@ -17,12 +17,12 @@ from policy_engine.core.recommend import (
     proportional_units,
     with_brake,
 )
-from policy_engine.core.signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
 from policy_engine.core.stabilise import History, bound, remember, stabilise
 from policy_engine.core.units import RoleCounts, UnitBounds, UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import Clamp, ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import PolicyKind, Proportional
+from trimtab.domain.role_signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
 from trimtab.words import Role
 
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import Region
 from trimtab.config.specs import Slo, TokenServiceShare
 from trimtab.domain.measurement import Measurement
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Quality, Role
 
 NOTHING_WAITING = 1e-3

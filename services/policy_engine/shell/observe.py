@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from policy_engine.core.observed import front_door, role_signals
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.convert import role_name
 from trimtab.api.collector.v1 import collector_pb2
+from trimtab.domain.observation import RoleObservation
+from trimtab.domain.role_merge import merge
+from trimtab.domain.role_signals import FrontDoor, RoleSignals, front_door, role_signals
+from trimtab.domain.role_window import RoleWindow, role_window_from_proto
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry
-from trimtab.store.observations import merge
 
 log = structlog.get_logger(__name__)
 
@@ -56,19 +57,17 @@ async def observe(store: Store, wanted: Mapping[MemberKey, Sequence[str]]) -> Ob
     return Observed(roles, fronts)
 
 
-def _merged(
-    answer: Mapping[bytes, bytes], place: str, expected: Sequence[str] | None
-) -> collector_pb2.RoleObservation | None:
-    partials: list[collector_pb2.RolePartial] = []
+def _merged(answer: Mapping[bytes, bytes], place: str, expected: Sequence[str] | None) -> RoleObservation | None:
+    windows: list[RoleWindow] = []
     for collector in sorted(answer):
         try:
-            partials.append(decode(collector_pb2.RolePartial, answer[collector], place=place))
-        except CorruptEntry as error:
+            windows.append(role_window_from_proto(decode(collector_pb2.RolePartial, answer[collector], place=place)))
+        except (CorruptEntry, ValueError) as error:
             log.warning("a window was left out", error=str(error))
-    if not partials:
+    if not windows:
         return None
     try:
-        return merge(partials, expected=expected)
+        return merge(windows, expected=expected)
     except ValueError as error:
         log.warning("windows could not be merged", role=place, error=str(error))
         return None

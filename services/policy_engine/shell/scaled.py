@@ -12,7 +12,6 @@ import structlog
 
 from policy_engine.core.scaled import ScaledInput, ScaledResult, ScaledState, decide_scaled
 from policy_engine.core.scaling_request import count_replicas, exists, scaling_request
-from policy_engine.core.signals import FrontDoor
 from policy_engine.core.units import RoleCounts
 from policy_engine.shell.links import Fleet
 from policy_engine.shell.memory import Memory, read_hash
@@ -21,6 +20,7 @@ from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import ServicePolicy
+from trimtab.domain.role_signals import FrontDoor
 from trimtab.domain.scaling import request_to_proto
 from trimtab.domain.time import seconds_of, timestamp_of
 from trimtab.store import keys

@@ -12,7 +12,6 @@ from policy_engine.core.members import MemberMemory
 from policy_engine.core.overlay import OverlayReplica, Resident
 from policy_engine.core.pool import Barred, PoolState, UnderWay
 from policy_engine.core.scaled import RoleReplicas, ScaledState
-from policy_engine.core.signals import RoleSignals
 from policy_engine.core.stabilise import History
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell import legacy
@@ -21,6 +20,7 @@ from trimtab.api.store.v1 import engine_pb2
 from trimtab.config.kinds import ResourceKind
 from trimtab.config.resources import KINDS
 from trimtab.domain.pool import DesiredPool, desired_from_proto, desired_to_proto
+from trimtab.domain.role_signals import RoleSignals
 from trimtab.store.message_codec import Form, Rules
 from trimtab.store.message_forms import ValueCodec, domain_form
 from trimtab.store.records import RecordKind

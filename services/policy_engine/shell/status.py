@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from policy_engine.core.decision import role_value
 from policy_engine.core.reports import MemberReport
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.pools import PoolReport
@@ -14,6 +13,7 @@ from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import PolicyKind
 from trimtab.domain.measurement import measurement_to_proto
 from trimtab.domain.pool import Gpu, OverlayReplica
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.domain.time import timestamp_of
 from trimtab.store import keys
 from trimtab.words import Role

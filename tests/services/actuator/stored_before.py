@@ -17,6 +17,8 @@ from actuator.core.model import (
     Operation,
     OperationKind,
     OperationState,
+    PlacedSpec,
+    Placement,
     Pool,
     Replica,
     Spec,
@@ -24,6 +26,7 @@ from actuator.core.model import (
     StepKind,
     Told,
 )
+from tests.unit.actuator.actuator_fleet_model import parts
 from trimtab.words import HoldOwner, LifeCycle, Role
 
 BYTES: dict[str, dict[str, str]] = json.loads(
@@ -31,18 +34,18 @@ BYTES: dict[str, dict[str, str]] = json.loads(
 )
 
 
-def _spec(name: str, gpus: tuple[int, ...], **fields: Any) -> Spec:
+def _spec(name: str, gpus: tuple[int, ...], *, node: str = "node-0", **fields: Any) -> PlacedSpec:
     known: dict[str, Any] = {
         "service": "chat",
         "role": Role.COLOCATED,
         "model": "llama",
         "profile": "tp1",
-        "node": "node-0",
         "gpu_type": "A100-40GB",
         "pool": "shared",
         "decision_id": "d-1",
     }
-    return Spec(replica=name, gpu_indices=gpus, **(known | fields))
+    spec = Spec(replica=name, **(known | fields))
+    return PlacedSpec(spec=spec, placement=Placement(node=node, gpu_indices=gpus))
 
 
 CHAT_0 = _spec("chat-0", (0,))
@@ -64,7 +67,7 @@ PD_PREFILL = _spec("pd-p-0", (5,), service="pd", role=Role.PREFILL, pool="", gro
 PD_DECODE = _spec("pd-d-0", (6,), service="pd", role=Role.DECODE, pool="", group="pd-g")
 REPLICAS = (
     Replica(
-        spec=CHAT_0,
+        **parts(CHAT_0),
         life_cycle=LifeCycle.ACTIVE,
         since_s=1790000000.25,
         cause="created",
@@ -76,7 +79,7 @@ REPLICAS = (
         revision=1790000000130,
     ),
     Replica(
-        spec=CHAT_1,
+        **parts(CHAT_1),
         life_cycle=LifeCycle.DRAINING,
         since_s=1790000001.5,
         cause="o-1",
@@ -93,7 +96,7 @@ REPLICAS = (
         slept_once=True,
     ),
     Replica(
-        spec=CODE_0,
+        **parts(CODE_0),
         life_cycle=LifeCycle.SLEEPING,
         since_s=12.0,
         cause="slept",
@@ -104,7 +107,7 @@ REPLICAS = (
         told_to_sleep=Told(level=2, since_s=10.0),
     ),
     Replica(
-        spec=GIVEN,
+        **parts(GIVEN),
         life_cycle=LifeCycle.UNKNOWN,
         since_s=0.0,
         cause="found",
@@ -117,16 +120,16 @@ REPLICAS = (
         ),
     ),
     Replica(
-        spec=MOE_PREFILL,
+        **parts(MOE_PREFILL),
         life_cycle=LifeCycle.STARTING,
         since_s=20.0,
         cause="placed",
         holds=(Hold(owner=HoldOwner.START_UP, reason="o-3", since_s=20.0),),
     ),
-    Replica(spec=MOE_FFN, life_cycle=LifeCycle.REACTIVATING, since_s=1e9 + 1 / 3, cause="woken", sleep_level=1),
-    Replica(spec=PD_PREFILL, life_cycle=LifeCycle.TERMINATING, since_s=30.0, cause="deleted", address="http://x"),
+    Replica(**parts(MOE_FFN), life_cycle=LifeCycle.REACTIVATING, since_s=1e9 + 1 / 3, cause="woken", sleep_level=1),
+    Replica(**parts(PD_PREFILL), life_cycle=LifeCycle.TERMINATING, since_s=30.0, cause="deleted", address="http://x"),
     Replica(
-        spec=PD_DECODE,
+        **parts(PD_DECODE),
         life_cycle=LifeCycle.FAILED,
         since_s=31.0,
         cause="died",
@@ -190,7 +193,7 @@ OPERATIONS = (
                 goal=Goal.ASLEEP,
                 replica="chat-0",
                 service="chat",
-                spec=CHAT_0,
+                placed=CHAT_0,
                 state=OperationState.SUCCEEDED,
                 phase="asleep",
                 start_s=1.0,
@@ -218,7 +221,7 @@ OPERATIONS = (
                 goal=Goal.ABSENT,
                 replica="moe-p-0",
                 service="moe",
-                spec=MOE_PREFILL,
+                placed=MOE_PREFILL,
                 state=OperationState.ROLLING_BACK,
                 asked=ActionKind.CREATE,
             ),
@@ -227,7 +230,7 @@ OPERATIONS = (
                 goal=Goal.AWAKE,
                 replica="moe-f-0",
                 service="moe",
-                spec=MOE_FFN,
+                placed=MOE_FFN,
                 state=OperationState.CANCELLED,
                 asked=ActionKind.CANARY,
             ),
@@ -279,7 +282,7 @@ OPERATIONS = (
                 goal=Goal.ASLEEP,
                 replica="code-0",
                 service="code",
-                spec=CODE_0,
+                placed=CODE_0,
                 state=OperationState.CANCELLED,
                 phase="never begun",
                 end_s=41.0,

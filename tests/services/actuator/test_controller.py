@@ -138,7 +138,7 @@ async def test_a_step_whose_time_has_come_does_not_wait_for_the_next_beat() -> N
             goal=Goal.AWAKE,
             replica="a-0",
             service="a",
-            spec=spec("a-0", 0),
+            placed=spec("a-0", 0),
             state=OperationState.RUNNING,
             not_before_s=100.3,
         )

@@ -21,6 +21,7 @@ from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
 from tests.services.actuator.controller_helpers import counted, eventually
+from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
 from trimtab.domain.member import MemberKey
@@ -37,7 +38,7 @@ SPEC = spec("a-0", 0)
 STATE = State(
     replicas={
         "a-0": Replica(
-            spec=SPEC, life_cycle=LifeCycle.ACTIVE, since_s=50.0, cause="created", address="http://a-0", ready=True
+            **parts(SPEC), life_cycle=LifeCycle.ACTIVE, since_s=50.0, cause="created", address="http://a-0", ready=True
         )
     },
     pools={
@@ -114,7 +115,7 @@ class Cluster:
 
     def world(self) -> World:
         self.steps += 1
-        listed = Listed(spec=SPEC, address="http://a-0", run_state=RunState.RUNNING)
+        listed = Listed(**parts(SPEC), address="http://a-0", run_state=RunState.RUNNING)
         sight = Sight(as_of_s=self.now_s, healthy=True, sleeping=False, in_flight=0)
         return World(listed={"a-0": listed}, listed_as_of_s=self.now_s, sights={"a-0": sight})
 

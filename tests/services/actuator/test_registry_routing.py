@@ -11,6 +11,7 @@ from actuator.core.model import Gateway, Meta, Replica, State
 from actuator.shell.records import Records
 from actuator.shell.registry import RegistryRouting
 from actuator.shell.routing import StreamRouting
+from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import spec
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.store import keys
@@ -21,7 +22,7 @@ from trimtab.words import LifeCycle
 
 LEASE_S, GRACE_S = 3.0, 6.0
 ACTIVE = Replica(
-    spec=spec("a", 0), life_cycle=LifeCycle.ACTIVE, since_s=0.0, cause="", address="http://127.0.0.1:1", ready=True
+    **parts(spec("a", 0)), life_cycle=LifeCycle.ACTIVE, since_s=0.0, cause="", address="http://127.0.0.1:1", ready=True
 )
 SHOWN = State(replicas={ACTIVE.name: ACTIVE}, meta=Meta(endpoint_revision=100))
 HIDDEN = State(

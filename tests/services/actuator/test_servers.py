@@ -15,15 +15,16 @@ from actuator.core.world import Action, Listed, Node, Outcome, RunState
 from actuator.shell.backend import BackendError
 from actuator.shell.engine_client import Gauges
 from actuator.shell.executor import Executor
-from actuator.shell.gpu_exporter import read_memory
 from actuator.shell.local_backend import LocalBackend
 from actuator.shell.observer import Observer, look
 from actuator.shell.settings import ActuatorSettings
 from actuator.shell.static_backend import StaticBackend, TargetsFileError
 from actuator.shell.vllm_client import VllmClient, VllmError, parse_gauges
 from tests.support.old_vllm import OldVllm
+from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.config.settings import SettingsError, load_settings
+from trimtab.domain.dialects.dcgm import read_gpu_memory
 from trimtab.words import Role
 
 PAGE = """\
@@ -349,7 +350,7 @@ async def looking(serve: Callable, client: VllmClient, eventually: Callable) -> 
         return await server.handle(request)
 
     address = await serve(handle)
-    backend = SlowList({"a-0": Listed(spec=spec("a-0", 0), address=address, run_state=RunState.RUNNING)})
+    backend = SlowList({"a-0": Listed(**parts(spec("a-0", 0)), address=address, run_state=RunState.RUNNING)})
     backend.may_answer.set()
     loop = asyncio.get_running_loop()
     observer = Observer(backend, client, now_s=loop.time, interval_s=60.0, urgent_interval_s=30.0)
@@ -390,7 +391,7 @@ async def test_a_look_that_is_wanted_soon_does_not_wait_for_a_slow_backend(
 async def test_a_list_from_before_a_deletion_does_not_bring_the_replica_back(
     client: VllmClient, eventually: Callable
 ) -> None:
-    there = {"assist-0": Listed(spec=spec("assist-0", 0), address="http://127.0.0.1:1", run_state=RunState.RUNNING)}
+    there = {"assist-0": Listed(**parts(spec("assist-0", 0)), address="http://127.0.0.1:1", run_state=RunState.RUNNING)}
     backend = SlowList(there)
     loop = asyncio.get_running_loop()
     observer = Observer(backend, client, now_s=loop.time, interval_s=0.02, urgent_interval_s=0.01)
@@ -568,7 +569,7 @@ EXPORTS = {
 @pytest.mark.parametrize("what", sorted(EXPORTS))
 def test_what_an_exporter_says_of_memory(what: str) -> None:
     page, expected = EXPORTS[what]
-    assert read_memory(page) == expected
+    assert read_gpu_memory(page.encode()) == expected
 
 
 async def test_memory_of_given_servers_is_measured_where_the_file_names_an_exporter(
@@ -613,7 +614,11 @@ async def test_a_static_backend_creates_nothing_and_keeps_the_last_good_list(tmp
     path.write_text("- targets: ['10.0.0.7:8000']\n  labels: {service: chat, node: gpu-a, gpu_indices: '0,1'}\n")
     backend = StaticBackend(path)
     listed = (await backend.list_replicas())["10.0.0.7:8000"]
-    assert (listed.spec.node, listed.spec.gpu_indices, listed.address) == ("gpu-a", (0, 1), "http://10.0.0.7:8000")
+    assert (listed.placement.node, listed.placement.gpu_indices, listed.address) == (
+        "gpu-a",
+        (0, 1),
+        "http://10.0.0.7:8000",
+    )
     assert (await backend.list_nodes())["gpu-a"].taken == {0, 1}
     with pytest.raises(BackendError) as caught:
         await backend.create_replica(spec("a-0", 1))

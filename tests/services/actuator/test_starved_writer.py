@@ -17,6 +17,7 @@ from actuator.shell.publisher import Publisher
 from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
 from tests.services.actuator.controller_helpers import counted, eventually
+from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
@@ -112,7 +113,7 @@ class Cluster:
 
     def a_server_appears(self) -> None:
         """So that the next step has something to write."""
-        listed = Listed(spec=spec("a-0", 0), address="http://a-0", run_state=RunState.RUNNING)
+        listed = Listed(**parts(spec("a-0", 0)), address="http://a-0", run_state=RunState.RUNNING)
         sight = Sight(as_of_s=NOW_S, healthy=True, sleeping=False)
         self.world = World(listed={"a-0": listed}, listed_as_of_s=NOW_S, sights={"a-0": sight})
 

@@ -113,6 +113,8 @@ def _added_everywhere(raw: bytes, message_type: type[Any]) -> bytes:
 
 
 def _id(element: Any) -> str:
+    if hasattr(element, "placement"):
+        return f"of {element.spec.replica}"
     return f"of {element.replica}" if hasattr(element, "replica") else f"of hold {element.owner}"
 
 

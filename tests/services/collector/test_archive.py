@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from metrics_collector.core.samples import SAMPLE_SIGNALS, EncodedSample, Rows, encode, identity
-from metrics_collector.core.schema import COUNTER_COLUMN, Counter, Latency, schema_of
+from metrics_collector.core.schema import COUNTER_COLUMN, Counter, schema_of
 from metrics_collector.core.targets import RoleKey
 from metrics_collector.shell.archive import PREVIOUS, Archive
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.role_window import RoleWindow, SignalSums
+from trimtab.domain.signals import Latency, Signal
 from trimtab.store import keys
 from trimtab.store.client import Store
+from trimtab.words import Role
 
 BOUNDS = (*(float(number) for number in range(1, 22)), math.inf)
 WIDE = schema_of(tuple((latency, BOUNDS) for latency in Latency))
@@ -27,12 +30,16 @@ def archive(store: Store, name: str = "c-0", **options: object) -> Archive:
     return Archive(store, collector=name, **given)  # type: ignore[arg-type]
 
 
-def partial(key: RoleKey, at_s: float, *replicas: str, collector: str = "c-0") -> pb.RolePartial:
-    made = pb.RolePartial(collector=collector, service=key.service, role=key.role, reported_replicas=replicas)
-    made.window_start.FromMicroseconds(round((at_s - 5) * 1e6))
-    made.window_end.FromMicroseconds(round(at_s * 1e6))
-    made.signals.add(signal=pb.SIGNAL_DECODE_TPS, sum=10.0 * len(replicas), reported=len(replicas))
-    return made
+def partial(key: RoleKey, at_s: float, *replicas: str, collector: str = "c-0") -> RoleWindow:
+    return RoleWindow(
+        collector=collector,
+        service=key.service,
+        role=Role.from_number(key.role) if key.role else None,
+        start_us=round((at_s - 5) * 1e6),
+        end_us=round(at_s * 1e6),
+        reported_replicas=replicas,
+        signals=[SignalSums(Signal.DECODE_TPS, 10.0 * len(replicas), len(replicas))],
+    )
 
 
 def samples(key: RoleKey, *replicas: str, level: float = 7.0, at_s: float = 1000.0) -> list[EncodedSample]:

@@ -285,9 +285,9 @@ async def test_case_8_one_pod_without_address_and_one_that_hangs_leave_six_of_ei
         took_s = time.monotonic() - started
         states = {name: scraper.statuses[name].state for name in ("pending", "hangs")}
 
-    (partial,) = closed.partials
-    assert list(partial.reported_replicas) == [f"r-{number}" for number in range(6)]
-    assert sorted(partial.missing_replicas) == ["hangs", "pending"]
+    (window,) = closed.role_windows
+    assert list(window.reported_replicas) == [f"r-{number}" for number in range(6)]
+    assert sorted(window.missing_replicas) == ["hangs", "pending"]
     assert states == {"pending": pb.TARGET_STATE_PENDING, "hangs": pb.TARGET_STATE_DOWN}
     assert took_s < 20.0, "nobody waits for the one that hangs"
 

@@ -4,9 +4,9 @@ The servers live on when the actuator dies, so an action that had begun takes it
 Every action is judged at the moment when it reaches a server; what breaks an invariant is collected in ``broken``.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from actuator.core.model import ActionKind, Limits, Spec
+from actuator.core.model import ActionKind, Limits, PlacedSpec, Placement, Spec
 from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
 from trimtab.words import Role
 
@@ -35,19 +35,28 @@ LIMITS = Limits(
 )
 
 
-def spec(name: str, *gpus: int, service: str = "", node: str = "n0", pool: str = "p", group: str = "") -> Spec:
-    """A one-line spec; the service is the name up to its last hyphen."""
-    return Spec(
+def spec(name: str, *gpus: int, service: str = "", node: str = "n0", pool: str = "p", group: str = "") -> PlacedSpec:
+    """A one-line spec with its placement; the service is the name up to its last hyphen."""
+    what = Spec(
         replica=name,
         service=service or name.rpartition("-")[0],
         role=Role.COLOCATED,
         model="m",
         profile="",
-        node=node,
-        gpu_indices=gpus,
         pool=pool,
         group=group,
     )
+    return PlacedSpec(spec=what, placement=Placement(node=node, gpu_indices=gpus))
+
+
+def changed(placed: PlacedSpec, **fields: object) -> PlacedSpec:
+    """The same replica at the same place, with other fields of its spec."""
+    return replace(placed, spec=replace(placed.spec, **fields))
+
+
+def parts(placed: PlacedSpec) -> dict[str, object]:
+    """Fields of a Replica or a Listed."""
+    return {"spec": placed.spec, "placement": placed.placement}
 
 
 @dataclass
@@ -63,7 +72,7 @@ class Request:
 class Server:
     """One simulated vLLM server."""
 
-    spec: Spec
+    placed: PlacedSpec
     started_s: float
     ready_s: float
     asleep: bool = False
@@ -143,7 +152,7 @@ class Fleet:
         """Everything as it is now."""
         listed = {
             name: Listed(
-                spec=server.spec,
+                **parts(server.placed),
                 address=f"http://{name}",
                 run_state=RunState.EXITED if server.exited else RunState.RUNNING,
                 start_time_s=server.started_s,
@@ -168,11 +177,11 @@ class Fleet:
             return Sight(
                 as_of_s=self.now_s, healthy=False, misses=self.misses.get(name, 0) + 1, refused=not server.silent
             )
-        if server.moving is not None and server.spec.service == OLDER_RELEASE:
+        if server.moving is not None and server.placed.service == OLDER_RELEASE:
             return Sight(as_of_s=self.now_s, healthy=True, error="/is_sleeping does not answer")
         # It stops its scheduler first, and gives its memory up last.
         falling_asleep = server.moving is ActionKind.SLEEP and not server.asleep
-        says_level = server.asleep and server.moving is None and server.spec.service != OLDER_RELEASE
+        says_level = server.asleep and server.moving is None and server.placed.service != OLDER_RELEASE
         return Sight(
             as_of_s=self.now_s,
             healthy=True,
@@ -185,7 +194,9 @@ class Fleet:
         )
 
     def _used(self, index: int) -> float:
-        on_gpu = [server for server in self.servers.values() if ("n0", index) in server.spec.gpus and not server.exited]
+        on_gpu = [
+            server for server in self.servers.values() if ("n0", index) in server.placed.gpus and not server.exited
+        ]
         on_gpu = [server for server in on_gpu if not server.waits]
         return sum(AWAKE_GIB if server.uses_memory(self.now_s) else ASLEEP_GIB for server in on_gpu)
 
@@ -223,7 +234,9 @@ class Fleet:
     def _claim_memory(self, server: Server) -> None:
         """One that waits takes its GPUs as soon as nobody uses them; the first by name comes first."""
         rivals = (
-            o for o in self.servers.values() if o is not server and not set(o.spec.gpus).isdisjoint(server.spec.gpus)
+            o
+            for o in self.servers.values()
+            if o is not server and not set(o.placed.gpus).isdisjoint(server.placed.gpus)
         )
         if server.waits and not any(other.uses_memory(self.now_s) for other in rivals):
             server.waits, server.ready_s, server.restarted_s = False, self.now_s + START_S, self.now_s
@@ -258,9 +271,9 @@ class Fleet:
             return failed(action, self.backend_errors.pop(0))
         if action.kind is ActionKind.DELETE:
             self.servers.pop(action.replica, None)
-        elif action.replica not in self.servers and action.spec is not None:
-            self._check_exclusive(action.replica, action.spec, "created")
-            self.servers[action.replica] = Server(action.spec, self.now_s, self.now_s + START_S)
+        elif action.replica not in self.servers and action.placed is not None:
+            self._check_exclusive(action.replica, action.placed, "created")
+            self.servers[action.replica] = Server(action.placed, self.now_s, self.now_s + START_S)
         return Outcome(kind=action.kind, replica=action.replica, ok=True)
 
     def _ask_sleep(self, action: Action, server: Server) -> Outcome | None:
@@ -285,7 +298,7 @@ class Fleet:
             return Outcome(kind=action.kind, replica=action.replica, ok=True)
         if server.wake_refused:
             return failed(action, "refused to wake")
-        self._check_exclusive(action.replica, server.spec, "woken")
+        self._check_exclusive(action.replica, server.placed, "woken")
         if server.moving is None:
             server.moving, server.move_ends_s = ActionKind.WAKE, self.now_s + WAKE_S
             # The weights are loaded again, or what it lost stays lost, whatever the level that it slept at last.
@@ -311,14 +324,14 @@ class Fleet:
             return failed(action, "not done in time", unsettled=sleeps)
         return None
 
-    def _check_exclusive(self, name: str, target: Spec, what: str) -> None:
+    def _check_exclusive(self, name: str, target: PlacedSpec, what: str) -> None:
         for other in self.servers.values():
-            if other.spec.replica == name or set(other.spec.gpus).isdisjoint(target.gpus):
+            if other.placed.replica == name or set(other.placed.gpus).isdisjoint(target.gpus):
                 continue
             # A server that started by itself a moment ago cannot have been seen yet.
             unseen = self.now_s - other.restarted_s <= self.blind_s
             if other.uses_memory(self.now_s) and not unseen:
-                self.broken.append(f"{name} {what} while {other.spec.replica} uses its GPU")
+                self.broken.append(f"{name} {what} while {other.placed.replica} uses its GPU")
 
     # Looks may be so old.
     blind_s = 2 * STEP_S
@@ -341,12 +354,12 @@ class Fleet:
     def reboot(self, name: str) -> None:
         """The server's process ends and comes up again, awake, with nothing in flight."""
         server = self.servers[name]
-        self.servers[name] = Server(server.spec, self.now_s, self.now_s + START_S, restarted_s=self.now_s + START_S)
+        self.servers[name] = Server(server.placed, self.now_s, self.now_s + START_S, restarted_s=self.now_s + START_S)
 
     def restart_server(self, name: str) -> None:
         """As ``reboot``, but it can come up only when its GPUs have room for it: till then it tries again and again."""
         server = self.servers[name]
-        self.servers[name] = Server(server.spec, self.now_s, float("inf"), waits=True)
+        self.servers[name] = Server(server.placed, self.now_s, float("inf"), waits=True)
 
 
 def failed(action: Action, error: str, *, unsettled: bool = False) -> Outcome:

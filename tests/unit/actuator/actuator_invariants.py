@@ -16,7 +16,7 @@ def _two_on_a_gpu(state: State) -> list[str]:
     users: dict[Gpu, str] = {}
     for name in sorted(state.replicas):
         replica = state.replicas[name]
-        for gpu in replica.spec.gpus if replica.routable else ():
+        for gpu in replica.gpus if replica.routable else ():
             if gpu in users:
                 found.append(f"{users[gpu]} and {name} are both shown on {gpu}")
             users[gpu] = name

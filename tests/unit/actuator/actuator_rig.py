@@ -13,7 +13,7 @@ from itertools import cycle
 from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.cancelling import cancel_operation
 from actuator.core.endpoints import endpoints_of
-from actuator.core.model import ActionKind, Floor, Operation, Spec, State
+from actuator.core.model import ActionKind, Floor, Operation, PlacedSpec, State
 from actuator.core.model import Gateway as Statement
 from actuator.core.tick import Tick, fail_static, resume, tick
 from actuator.core.world import Action, Outcome, World
@@ -29,16 +29,16 @@ __all__ = ["LIMITS", "STEP_S", "Gateway", "Request", "Rig", "Server", "overlay_o
 MAX_LOOK_LAG = 3
 
 
-def overlay_of(specs: Iterable[Spec]) -> tuple[OverlayReplica, ...]:
+def overlay_of(specs: Iterable[PlacedSpec]) -> tuple[OverlayReplica, ...]:
     """The overlay in which these replicas live where they do."""
     return tuple(
         OverlayReplica(
             replica=item.replica,
             member=MemberKey(item.service, item.role),
-            model=item.model,
-            profile=item.profile,
+            model=item.spec.model,
+            profile=item.spec.profile,
             node=item.node,
-            gpu_indices=item.gpu_indices,
+            gpu_indices=item.placement.gpu_indices,
         )
         for item in specs
     )
@@ -298,7 +298,7 @@ class Rig:
     def apply(
         self,
         revision: int,
-        overlay: list[Spec],
+        overlay: list[PlacedSpec],
         awake: list[str],
         *,
         token: int = 1,

@@ -11,9 +11,9 @@ import pytest
 
 from actuator.core.admission_placement import GroupRequest, PlacementRequest, apply_placements
 from actuator.core.fencing import Refused
-from actuator.core.model import Goal, Operation, OperationKind, OperationState, Spec, State
+from actuator.core.model import Goal, Operation, OperationKind, OperationState, PlacedSpec, State
 from actuator.shell.records import Records
-from tests.unit.actuator.actuator_fleet_model import STEP_S, Request
+from tests.unit.actuator.actuator_fleet_model import STEP_S, Request, changed
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff
@@ -21,9 +21,9 @@ from trimtab.store.lease import StoreLease
 from trimtab.words import LifeCycle, Role
 
 
-def stage(name: str, gpu: int, role: Role) -> Spec:
+def stage(name: str, gpu: int, role: Role) -> PlacedSpec:
     """One replica of a disaggregated service."""
-    return replace(spec(name, gpu, service="svc"), role=role)
+    return changed(spec(name, gpu, service="svc"), role=role)
 
 
 PREFILL = [stage(f"p-{gpu}", gpu, Role.PREFILL) for gpu in range(8)]
@@ -42,7 +42,7 @@ def most_gpus_in_use(rig: Rig, seconds: float) -> int:
     for _ in range(round(seconds / STEP_S)):
         rig.step()
         awake = [server for server in rig.servers.values() if not server.asleep and not server.exited]
-        most = max(most, sum(len(server.spec.gpus) for server in awake))
+        most = max(most, sum(len(server.placed.gpus) for server in awake))
     return most
 
 
@@ -73,7 +73,7 @@ def test_case_14_a_half_placed_group_is_completed_or_compensated(failures: int) 
     """The same of scaled roles: one call adds a prefill and takes a decode; the backend answers 409, then 500."""
     rig = Rig(gpus=8)
 
-    def place(add: tuple[Spec, ...], remove: tuple[tuple[Role, int], ...]) -> None:
+    def place(add: tuple[PlacedSpec, ...], remove: tuple[tuple[Role, int], ...]) -> None:
         rig.step()
         group = GroupRequest(group="g", service="svc", add=add, remove=remove, decision_id="d-1")
         request = PlacementRequest(
@@ -89,8 +89,8 @@ def test_case_14_a_half_placed_group_is_completed_or_compensated(failures: int) 
         assert answer.results[0].accepted, answer.results
         rig.stored = rig.memory = answer.state
 
-    def scaled(item: Spec) -> Spec:
-        return replace(item, pool="", group="g")
+    def scaled(item: PlacedSpec) -> PlacedSpec:
+        return changed(item, pool="", group="g")
 
     place(tuple(scaled(item) for item in (*PREFILL[:3], *DECODE[3:7])), ())
     assert rig.until_settled()

@@ -13,6 +13,7 @@ from actuator.core.held import held
 from actuator.core.model import GroupOutcome, OperationState, State
 from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.core.tick import fail_static, take_up
+from tests.unit.actuator.actuator_fleet_model import changed
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, overlay_of, spec
 from trimtab.domain.pool import DesiredPool
 from trimtab.words import LifeCycle
@@ -27,7 +28,7 @@ def place(rig: Rig, name: str, *gpus: int, prefix: str = "r") -> GroupOutcome:
     rig.step()
     assert rig.memory is not None
     add = tuple(
-        replace(spec(f"{prefix}-{gpu}", gpu, service="chat", pool="", group=name), decision_id="d") for gpu in gpus
+        changed(spec(f"{prefix}-{gpu}", gpu, service="chat", pool="", group=name), decision_id="d") for gpu in gpus
     )
     request = PlacementRequest(
         groups=(GroupRequest(group=name, service="chat", add=add, remove=(), decision_id="d"),),

@@ -11,6 +11,7 @@ from actuator.core.ledger import blockers
 from actuator.core.lifecycle import TRANSITIONS, EdgeKind, ForbiddenTransition, edge, move, timeout_s
 from actuator.core.model import Gateway, Meta, Replica
 from actuator.core.world import GpuMemory, World
+from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.domain.endpoint import EndpointState
 from trimtab.words import HoldOwner, LifeCycle
@@ -29,7 +30,7 @@ S, A, D, Z, R, T, F, U = (
 
 def replica(life_cycle: LifeCycle = A, name: str = "a-0", *gpus: int, **fields) -> Replica:
     values = {"since_s": 1.0, "cause": "test", "address": "http://a", "ready": life_cycle in (A, D)}
-    return Replica(spec=spec(name, *(gpus or (0,))), life_cycle=life_cycle, **(values | fields))
+    return Replica(**parts(spec(name, *(gpus or (0,)))), life_cycle=life_cycle, **(values | fields))
 
 
 FORBIDDEN = [

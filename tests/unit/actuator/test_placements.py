@@ -14,6 +14,7 @@ from actuator.core.admission_placement import (
 from actuator.core.cancelling import cancel_operation
 from actuator.core.draft import Draft
 from actuator.core.fencing import MAX_WRITERS, Refused
+from actuator.core.ledger import sharing, taken_gpus
 from actuator.core.model import OperationState, State
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.words import Role
@@ -71,6 +72,24 @@ def test_a_group_of_which_one_never_answers_leaves_nothing() -> None:
     assert "r-1 gave no canary token" in operation.detail
     assert rig.memory.replicas == {}
     assert rig.servers == {}
+
+
+def test_a_replica_whose_gpus_have_no_index_is_placed_and_claims_none() -> None:
+    """As a Kubernetes pod: its node is known, which of the node's GPUs it has is not."""
+    rig = Rig(gpus=4)
+    pod = spec("pod-0", service="chat", pool="", group="g")
+    assert (pod.node, pod.gpus) == ("n0", ())
+    answer = place(rig, GroupRequest(group="g", service="chat", add=(pod,), remove=(), decision_id="d-1"))
+    assert answer.results[0].accepted
+    assert rig.until_settled()
+    record = rig.memory.replicas["pod-0"]
+    assert (record.routable, record.placement) == (True, pod.placement)
+    assert taken_gpus(rig.memory.replicas, (), rig.world()) == frozenset()
+    assert place(rig, group("h", 0, 1, 2, 3)).results[0].accepted
+    assert rig.until_settled()
+    assert all(replica.routable for replica in rig.memory.replicas.values())
+    assert sharing(record.placed, rig.memory.replicas) == []
+    assert rig.broken == []
 
 
 REFUSALS = {

@@ -22,6 +22,7 @@ from actuator.core.model import (
 )
 from actuator.core.tick import fail_static, tick
 from actuator.core.world import Action, Listed, Outcome, RunState, Sight, World
+from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
 from trimtab.words import LifeCycle
 
@@ -102,7 +103,7 @@ def test_a_second_call_that_is_refused_does_not_settle_the_first() -> None:
 def test_a_failed_call_settles_only_what_it_knows_of(repeated: bool, busy: bool, later_s: float, told: bool) -> None:
     now_s = 1000.0 + later_s
     replica = Replica(
-        spec=OVERLAY[0],
+        **parts(OVERLAY[0]),
         life_cycle=LifeCycle.DRAINING,
         since_s=990.0,
         cause="",
@@ -128,7 +129,11 @@ def test_a_server_that_always_refuses_to_sleep_is_shown_again_in_the_end() -> No
 
 def test_nothing_leads_from_told_to_sleep_to_active() -> None:
     told = Replica(
-        spec=OVERLAY[0], life_cycle=LifeCycle.DRAINING, since_s=0.0, cause="", told_to_sleep=Told(level=2, since_s=0.0)
+        **parts(OVERLAY[0]),
+        life_cycle=LifeCycle.DRAINING,
+        since_s=0.0,
+        cause="",
+        told_to_sleep=Told(level=2, since_s=0.0),
     )
     with pytest.raises(ForbiddenTransition, match="told to sleep"):
         move(told, LifeCycle.ACTIVE, now_s=1.0)
@@ -380,7 +385,7 @@ def test_without_the_store_a_hidden_replica_that_nobody_works_on_comes_back_too(
 
 def test_a_server_that_could_not_be_read_is_not_shown_unproved() -> None:
     rig = Rig()
-    listed = Listed(spec=OVERLAY[0], address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
+    listed = Listed(**parts(OVERLAY[0]), address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
     for error, expected in (("timed out", LifeCycle.STARTING), ("", LifeCycle.ACTIVE)):
         sight = Sight(as_of_s=rig.now_s, healthy=True, error=error)
         world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, sights={"a-0": sight})
@@ -409,7 +414,7 @@ def test_a_server_that_falls_asleep_while_the_records_are_lost_is_not_taken_for_
 def test_a_paused_server_without_a_record_is_left_alone(paused: bool, expected: LifeCycle) -> None:
     """Woken while it falls asleep to level 2, it would answer without its weights."""
     rig = Rig()
-    listed = Listed(spec=OVERLAY[0], address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
+    listed = Listed(**parts(OVERLAY[0]), address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
     sight = Sight(as_of_s=rig.now_s, healthy=True, sleeping=paused, paused=paused)
     world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, sights={"a-0": sight})
     after = tick(State(), world, [], now_s=rig.now_s, limits=LIMITS)

@@ -370,7 +370,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def can_be_known(self, server: Server) -> bool:
         """Whether the server, or else its pool, tells that its weights are gone, if they are."""
         falls_asleep = server.moving is ActionKind.SLEEP
-        level = self.sleep_level if server.spec.service == OLDER_RELEASE else server.level
+        level = self.sleep_level if server.placed.service == OLDER_RELEASE else server.level
         keeps = server.has_weights and not (falls_asleep and server.level == 2)
         return keeps or ((server.asleep or falls_asleep) and level == 2)
 

@@ -12,7 +12,7 @@ from actuator.core.ledger import awake_gpus
 from actuator.core.model import Floor, OperationKind, OperationState, State
 from actuator.core.steps import drained
 from actuator.core.tick import due_s
-from tests.unit.actuator.actuator_fleet_model import Server
+from tests.unit.actuator.actuator_fleet_model import Server, changed
 from tests.unit.actuator.actuator_rig import LIMITS, Request, Rig, spec
 from trimtab.words import HoldOwner, LifeCycle, Role
 
@@ -939,7 +939,7 @@ def test_two_servers_found_awake_on_one_gpu_do_not_keep_a_pool_from_coming_up() 
     rig = Rig()
     overlay = [spec("a-0", 0), spec("b-0", 0)]
     for item in overlay:
-        rig.servers[item.replica] = Server(replace(item, pool=""), rig.now_s, rig.now_s)
+        rig.servers[item.replica] = Server(changed(item, pool=""), rig.now_s, rig.now_s)
     rig.run(3.0)
     assert rig.life_cycles() == {"a-0": "starting", "b-0": "starting"}
     rig.apply(1, overlay, ["a-0"])

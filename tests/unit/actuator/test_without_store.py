@@ -19,12 +19,13 @@ from actuator.core.model import (
 )
 from actuator.core.tick import fail_static, resume
 from actuator.core.world import World
+from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.words import LifeCycle
 
 NOW_S = 1000.0
 DRAINING = Replica(
-    spec=spec("a", 0), life_cycle=LifeCycle.DRAINING, since_s=990.0, cause="", address="http://a", ready=True,
+    **parts(spec("a", 0)), life_cycle=LifeCycle.DRAINING, since_s=990.0, cause="", address="http://a", ready=True,
     hidden_revision=5,
 )  # fmt: skip
 
@@ -64,7 +65,7 @@ def test_an_old_step_that_is_done_does_not_show_what_another_was_told_to_put_to_
 
 def test_after_a_restart_what_is_hidden_has_to_be_acknowledged_anew() -> None:
     """Without the store it may have been shown again by a revision that nobody wrote down."""
-    shown = replace(DRAINING, spec=spec("b", 1), life_cycle=LifeCycle.ACTIVE, hidden_revision=3)
+    shown = replace(DRAINING, **parts(spec("b", 1)), life_cycle=LifeCycle.ACTIVE, hidden_revision=3)
     state = State(replicas={DRAINING.name: DRAINING, shown.name: shown}, meta=Meta(endpoint_revision=5))
     resumed = resume(state, now_s=NOW_S, limits=LIMITS)
     assert resumed.meta.endpoint_revision > 5

@@ -2,10 +2,11 @@
 
 import pytest
 
-from metrics_collector.core.demand import DemandBoard, DemandReport, forget, front_door_partials, report
+from metrics_collector.core.demand import DemandBoard, DemandReport, forget, front_door_windows, report
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.role_window import role_window_to_proto
 from trimtab.store.observations import merge, signal
 
 WINDOW = Window(start_s=1_700_000_000.0, end_s=1_700_000_005.0)
@@ -27,8 +28,8 @@ def said(at_s: float, *, arrivals: int = 0, held: int = 0, interval_s: float = 1
 
 
 def door(board: DemandBoard, service: str = "chat") -> pb.RoleObservation:
-    partials = front_door_partials(board, WINDOW, collector="c-0", expiry_s=3.0)
-    return merge([partial for partial in partials if partial.service == service])
+    found = front_door_windows(board, WINDOW, collector="c-0", expiry_s=3.0)
+    return merge([role_window_to_proto(window) for window in found if window.service == service])
 
 
 def board_of(*reports: tuple[str, DemandReport]) -> DemandBoard:

@@ -1,4 +1,4 @@
-"""Modules, classes, functions and files that the documents name are there, and the layers they draw are the enforced ones."""
+"""What the documents name is there: modules, classes, functions, files; and the layers they draw are enforced."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ def test_every_name_of_ours_in_a_document_is_there(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_that_a_document_names_is_there(document: Path) -> None:
     named = {text for text in _code(document) if FILE.fullmatch(text)}
-    missing = [name for name in sorted(named) if not any((*ROOT.glob(name), *(ROOT / "services").glob(name), *(ROOT / "protos").glob(name)))]
+    missing = [
+        name
+        for name in sorted(named)
+        if not any((*ROOT.glob(name), *(ROOT / "services").glob(name), *(ROOT / "protos").glob(name)))
+    ]
     assert missing == []
 
 

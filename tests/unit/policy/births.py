@@ -6,9 +6,9 @@ from policy_engine.core.arena import ReplicaFacts
 from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.overlay import OverlayReplica
 from policy_engine.core.pool import PoolInput, PoolState
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import LifeCycle
 
 

@@ -15,12 +15,12 @@ from policy_engine.core.draft import Transition
 from policy_engine.core.guards import GuardState
 from policy_engine.core.overlay import OverlayReplica
 from policy_engine.core.pool import PoolState, UnderWay, bar, decide_pool, settle
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.tss import Share
 from policy_engine.core.vocabulary import MemberKey, Region, Rule
 from tests.unit.policy.births import born
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import LifeCycle, Quality, Role
 
 NOW_S = 1_700_000_000.0

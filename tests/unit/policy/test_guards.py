@@ -3,9 +3,9 @@
 import pytest
 
 from policy_engine.core.guards import GuardState, QueueMemory, check_guards, lost_ratio, remember_queue
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.specs import Guards
 from trimtab.domain.measurement import Measurement, missing, ok
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Quality, Role
 
 LIMITS = {

@@ -14,7 +14,6 @@ from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.decision import RecordHeader, run_core, same
 from policy_engine.core.pool import PoolInput, PoolState, decide_pool
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.units import shape_of, unit_bounds
 from policy_engine.core.vocabulary import DecisionKind, MemberKey
 from policy_engine.shell.replay import decode_input, encode_input, record_of, replay
@@ -23,6 +22,7 @@ from tests.unit.policy.births import born, facts
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Quality, Role
 
 NOW = 50_000.0

@@ -13,10 +13,10 @@ from policy_engine.core.load import (
     remember_arrivals,
     remember_output,
 )
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
 from trimtab.domain.measurement import Measurement, missing, ok
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, capacity_prefill_tps=8000, capacity_decode_tps=2000)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from policy_engine.core.pool import PoolInput, PoolState, decide_pool
-from policy_engine.core.signals import RoleSignals
 from policy_engine.core.vocabulary import DecisionKind
 from tests.unit.policy.births import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
+from trimtab.domain.role_signals import RoleSignals
 from trimtab.words import Quality
 
 START_S = 1_700_000_000.0

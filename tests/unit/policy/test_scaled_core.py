@@ -7,13 +7,13 @@ import pytest
 
 from policy_engine.core.recommend import metric_role
 from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.stabilise import History
 from policy_engine.core.units import UnitShape, ceil_units, shape_of, unit_bounds
 from policy_engine.core.vocabulary import ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import LatencyBrake, Proportional, Ratio, RoleSpec, ServicePolicySpec
 from trimtab.domain.measurement import Measurement, missing, ok
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Quality, Role
 
 NOW = 10_000.0

@@ -26,6 +26,7 @@ message Counted { Key key = 1; uint64 count = 2; }
 message Row { repeated double cells = 1; }
 message Maybe { optional double value = 1; }
 message Group { repeated Part parts = 1; }
+message Tally { repeated Counted counted = 1; }
 message Foreign { string text = 1; }
 message Whole {
   bool on = 1;
@@ -59,6 +60,7 @@ def _messages(folder: Path, package: str, more: str = "") -> Callable[[str], typ
     text = _PROTO % (package, more)
     if more:
         text = text.replace("optional string note = 4;", "optional string note = 4; string later = 9;")
+        text = text.replace("uint64 count = 2;", "uint64 count = 2; string later = 9;")
         text += "message Later { string text = 1; }"
     source, found = folder / f"{package}.proto", folder / f"{package}.bin"
     source.write_text(text)
@@ -258,6 +260,31 @@ def test_elements_without_ids_keep_what_is_unknown_of_them_while_they_are_the_sa
     written = codec.write(Group((Part(name="b"), Part(name="a", mass=2.0))), previous)
     back = later("Group").FromString(written.SerializeToString())
     assert [part.later for part in back.parts] == ["b", ""]
+
+
+def test_elements_may_be_told_apart_by_a_field_of_a_message_within(
+    now: Callable[[str], type[Any]], later: Callable[[str], type[Any]]
+) -> None:
+    @dataclass(frozen=True)
+    class Counted:
+        key: Key
+        count: int
+
+    @dataclass(frozen=True)
+    class Tally:
+        counted: tuple[Counted, ...]
+
+    codec = Codec(Tally, now("Tally"), Rules(ids={Counted: ("key.service",)}))
+    before = Tally((Counted(Key("a", 1), 10), Counted(Key("b", 1), 20)))
+    newer = later("Tally").FromString(codec.write(before).SerializeToString())
+    for element in newer.counted:
+        element.later = element.key.service
+    previous = codec.message_type.FromString(newer.SerializeToString())
+    written = codec.write(Tally((Counted(Key("b", 2), 30), Counted(Key("c", 1), 10))), previous)
+    assert [element.later for element in later("Tally").FromString(written.SerializeToString()).counted] == ["b", ""]
+    for ids, expected in (("key.name", "Key has no id field name"), ("count.service", "count has no id field service")):
+        with pytest.raises(SchemaMismatch, match=expected):
+            Codec(Tally, now("Tally"), Rules(ids={Counted: (ids,)}))
 
 
 @given(before=_WHOLES, order=st.randoms(use_true_random=False))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.store.observations import age_s, merge, merge_service, signal, window_end_s
+from trimtab.words import Role
 
 TPS = pb.SIGNAL_DECODE_TPS
 KV = pb.SIGNAL_KV_USAGE_RATIO
@@ -246,7 +247,7 @@ def test_sums_that_leave_the_range_of_numbers_are_missing() -> None:
 
 
 def test_a_role_is_merged_with_itself_only() -> None:
-    with pytest.raises(ValueError, match="no partial"):
+    with pytest.raises(ValueError, match="no window"):
         merge([])
     with pytest.raises(ValueError, match="different"):
         merge([partial("c1"), partial("c2", service="other")])
@@ -370,7 +371,7 @@ def test_a_service_adds_its_roles_and_counts_no_request_twice() -> None:
 
 
 def test_a_service_of_which_a_role_lacks_a_replica_is_partial() -> None:
-    merged = merge_service(served(), expected={PREFILL: ["p", "p2"], DECODE: ["d1", "d2"]})
+    merged = merge_service(served(), expected={Role.PREFILL: ["p", "p2"], Role.DECODE: ["d1", "d2"]})
 
     assert shown(signal(merged, TPS)) == (201.0, "partial", 3, 4)
     assert list(merged.missing_replicas) == ["p2"]
@@ -390,7 +391,7 @@ def test_a_colocated_service_is_its_one_role() -> None:
 
 
 def test_a_service_is_merged_with_itself_only() -> None:
-    with pytest.raises(ValueError, match="no partial"):
+    with pytest.raises(ValueError, match="no window"):
         merge_service([partial(role=types_pb2.ROLE_UNSPECIFIED)])
     with pytest.raises(ValueError, match="different services"):
         merge_service([partial(), partial(service="other")])

@@ -15,8 +15,9 @@ from metrics_collector.core.dialects.model import (
     Kind,
     Quantity,
 )
-from metrics_collector.core.schema import Gauge, Latency
+from metrics_collector.core.schema import Gauge
 from trimtab.config.yamlfile import YamlError, parse_yaml_documents
+from trimtab.domain.signals import Latency
 
 MAX_MAPPING_BYTES = 256 * 1024
 MAX_NAMES = 16

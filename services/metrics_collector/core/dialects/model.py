@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from metrics_collector.core.schema import Counter, Gauge, Latency
+from metrics_collector.core.schema import Counter, Gauge
+from trimtab.domain.signals import Latency
 
 
 class Source(StrEnum):

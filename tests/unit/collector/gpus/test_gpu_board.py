@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrics_collector.core.gpuboard import MAX_READINGS, GpuAverages, GpuBoard, GpuClaim, GpuWindow
-from metrics_collector.core.gpus import GpuReading, GpuValues
+from trimtab.domain.dialects.dcgm import GpuReading, GpuValues
 
 ABSENT = math.nan
 

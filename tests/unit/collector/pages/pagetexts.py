@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metrics_collector.core.dialects import Combine, Dialect, Family, Kind
 from metrics_collector.core.dialects.model import counter_spellings
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Latency, Reading
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Reading
+from trimtab.domain.signals import Latency
 
 COLUMNS: Mapping[str, int] = {
     **{gauge.value: column for gauge, column in GAUGE_COLUMN.items()},

@@ -9,8 +9,9 @@ from metrics_collector.core.dialects import DialectError, load_dialects, parse_d
 from metrics_collector.core.dialects.model import QUANTITIES
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.pagerow import COLUMN
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Latency
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS
 from tests.unit.collector.pages.pagetexts import histogram, present, series
+from trimtab.domain.signals import Latency
 
 DOCS = Path(__file__).parents[4] / "docs" / "dialects.md"
 GOOD = """

@@ -8,8 +8,9 @@ import pytest
 
 from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import MAX_LAYOUTS, MAX_PAGE_BYTES, Hint, PageError, PageReader
-from metrics_collector.core.schema import Latency, Reading
+from metrics_collector.core.schema import Reading
 from tests.unit.collector.pages.pagetexts import by_label, histogram, present, series
+from trimtab.domain.signals import Latency
 
 READER = PageReader(load_dialects())
 GOOD = series("vllm:num_requests_running", {"0": 2})

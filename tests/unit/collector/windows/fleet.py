@@ -9,14 +9,13 @@ from metrics_collector.core.counting import Floats
 from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Verdicts, Witness, judge_all
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN, ReplicaWindows
-from metrics_collector.core.roles import Roster, replica_values, role_partials
+from metrics_collector.core.roles import Roster, replica_values, role_windows
 from metrics_collector.core.schema import (
     COUNTER_COLUMN,
     COUNTERS,
     GAUGE_COLUMN,
     Counter,
     Gauge,
-    Latency,
     Reading,
     Schema,
     schema_of,
@@ -26,6 +25,8 @@ from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.role_window import role_window_to_proto
+from trimtab.domain.signals import SIGNALS, Latency
 
 BOUNDS = (0.1, 1.0, math.inf)
 PLAIN = schema_of(((Latency.TTFT, BOUNDS),))
@@ -59,7 +60,7 @@ def increase(windows: ReplicaWindows, counter: Counter, position: int = 0) -> fl
 
 
 def value(windows: ReplicaWindows, name: "pb.Signal.ValueType", position: int = 0) -> float | None:
-    return number(windows.values[position, SIGNAL_COLUMN[name]])
+    return number(windows.values[position, SIGNAL_COLUMN[SIGNALS[name]]])
 
 
 def number(found: np.float64 | float) -> float | None:
@@ -140,7 +141,7 @@ class Fleet:
         replica_revisions: Mapping[str, int] | None = None,
     ) -> list[pb.RolePartial]:
         windows, verdicts = self.verdicts(end_s, window_s=window_s, witnesses=witnesses)
-        return role_partials(
+        closed = role_windows(
             self.roster,
             windows,
             verdicts,
@@ -148,3 +149,4 @@ class Fleet:
             collector=collector,
             replica_revisions=replica_revisions or {},
         )
+        return [role_window_to_proto(window) for window in closed]

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from metrics_collector.core.gpuboard import GpuAverages
 from metrics_collector.core.liveness import Witness
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN
-from metrics_collector.core.schema import COUNTERS, GAUGES, Latency, Reading, schema_of
+from metrics_collector.core.schema import COUNTERS, GAUGES, Reading, schema_of
 from metrics_collector.core.targets import RoleKey, Target
 from tests.unit.collector.windows.fleet import BARE, PLAIN, Fleet, page, target
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.signals import Latency, Signal
 from trimtab.store.observations import merge, signal
 
 OK, PARTIAL, MISSING = types_pb2.QUALITY_OK, types_pb2.QUALITY_PARTIAL, types_pb2.QUALITY_MISSING
@@ -369,7 +370,7 @@ def test_a_replicas_own_values_have_a_quality() -> None:
         types_pb2.QUALITY_WARMING,
         MISSING,
     ]
-    assert fleet.values(5.0)[0, SIGNAL_COLUMN[pb.SIGNAL_DECODE_TPS]] == 100.0
+    assert fleet.values(5.0)[0, SIGNAL_COLUMN[Signal.DECODE_TPS]] == 100.0
 
 
 # Invariants

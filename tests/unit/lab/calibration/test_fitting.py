@@ -26,11 +26,11 @@ from lab.calibration.signals import raw_qualities
 from lab.calibration.windows import Windows, joined, pressures, request_outcomes
 from lab.evaluation.statistics import Slo
 from policy_engine.core.load import OutputMemory, remember_output
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
 from trimtab.config.specs import Slo as SloSpec
 from trimtab.config.specs import TokenServiceShare
 from trimtab.domain.measurement import ok
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Role
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.075)

@@ -24,7 +24,6 @@ from lab.calibration.watching import stage_pressures
 from lab.calibration.windows import Windows, joined
 from lab.evaluation.statistics import Slo
 from policy_engine.core.load import OutputMemory, remember_output
-from policy_engine.core.signals import FrontDoor, RoleSignals
 from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
@@ -32,6 +31,7 @@ from trimtab.cli.main import app
 from trimtab.config.specs import ServicePolicySpec, TokenServiceShare
 from trimtab.config.specs import Slo as SloSpec
 from trimtab.domain.measurement import ok
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.words import Role
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.075)

@@ -14,7 +14,7 @@ from lab.suites import diurnal_setup as day
 from lab.suites.diurnal import CONTENDERS, DECODE, PREFILL, TUNED_FILE, by_role, run_case
 from lab.virtual.control import ServiceTraffic
 from lab.virtual.scaled_control import ScaledLook
-from policy_engine.core.signals import FrontDoor
+from trimtab.domain.role_signals import FrontDoor
 from trimtab.words import Role
 
 

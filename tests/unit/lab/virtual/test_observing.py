@@ -14,13 +14,11 @@ from lab.virtual.recording import SCHEMA, EngineRecorder
 from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.page import PageReader
-from metrics_collector.core.roles import Roster, replica_values, role_partials
+from metrics_collector.core.roles import Roster, replica_values, role_windows
 from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Gauge, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window
-from policy_engine.core.observed import role_signals
-from policy_engine.core.signals import RoleSignals
 from policy_engine.core.vocabulary import MemberKey
 from simulator.core.engine import Engine
 from simulator.core.event_engine import EventEngine
@@ -30,8 +28,11 @@ from simulator.profiles import packaged_profiles
 from simulator.server.exposition import Gauge as PageGauge
 from simulator.server.exposition import Page
 from simulator.server.vllm_metrics import RequestParams, VllmMetrics
+from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.domain.measurement import Measurement
-from trimtab.store.observations import merge
+from trimtab.domain.role_merge import merge
+from trimtab.domain.role_signals import RoleSignals, role_signals
+from trimtab.domain.role_window import role_window_from_proto, role_window_to_proto
 from trimtab.words import Quality, Role
 
 CHAT = MemberKey("chat", Role.COLOCATED)
@@ -211,12 +212,14 @@ def through_messages(
     windows = table.close(roster.target_ids, Window(start_s=end_s - 5, end_s=end_s))
     verdicts = judge_all(roster.target_ids, windows, {}, limits_s=roster.limits_s(lambda _: 10.0))
     values = replica_values(roster, windows, verdicts, None)
-    partials = role_partials(roster, windows, verdicts, values, collector="c", replica_revisions={})
+    closed = role_windows(roster, windows, verdicts, values, collector="c", replica_revisions={})
     found: dict[MemberKey, RoleSignals] = {}
-    for partial in partials:
-        key = MemberKey(partial.service, Role.from_number(partial.role))
+    for data in [role_window_to_proto(window).SerializeToString() for window in closed]:
+        window = role_window_from_proto(pb.RolePartial.FromString(data))
+        assert window.role is not None
+        key = MemberKey(window.service, window.role)
         if key in routable:
-            found[key] = role_signals(key.role, merge([partial], expected=routable[key]))
+            found[key] = role_signals(key.role, merge([window], expected=routable[key]))
     return found
 
 

@@ -104,11 +104,11 @@ def test_placements_are_the_pre_schedulers_no_gpu_is_given_twice(base: tuple[Sca
     held: dict[tuple[str, int], str] = {}
     for operation in run.actuator.state.operations.values():
         for step in operation.steps:
-            if step.spec is not None:
-                assert step.spec.group.startswith("assist")
-                assert all(index < 4 for index in step.spec.gpu_indices)
+            if step.placed is not None:
+                assert step.placed.spec.group.startswith("assist")
+                assert all(index < 4 for index in step.placed.placement.gpu_indices)
     for name, record in run.actuator.state.replicas.items():
-        for gpu in record.spec.gpus:
+        for gpu in record.gpus:
             assert held.setdefault(gpu, name) == name
 
 

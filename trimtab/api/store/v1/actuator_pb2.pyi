@@ -151,6 +151,7 @@ class ReplicaRecord(_message.Message):
 
     SCHEMA_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     LIFE_CYCLE_FIELD_NUMBER: _builtins.int
     SINCE_S_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
@@ -183,6 +184,8 @@ class ReplicaRecord(_message.Message):
     @_builtins.property
     def spec(self) -> Global___ReplicaSpec: ...
     @_builtins.property
+    def placement(self) -> Global___ReplicaPlacement: ...
+    @_builtins.property
     def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaHold]: ...
     @_builtins.property
     def told_to_sleep(self) -> Global___SleepRequest: ...
@@ -191,6 +194,7 @@ class ReplicaRecord(_message.Message):
         *,
         schema: _builtins.int = ...,
         spec: Global___ReplicaSpec | None = ...,
+        placement: Global___ReplicaPlacement | None = ...,
         life_cycle: _types_pb2.LifeCycle.ValueType = ...,
         since_s: _builtins.float = ...,
         cause: _builtins.str = ...,
@@ -207,9 +211,9 @@ class ReplicaRecord(_message.Message):
         revision: _builtins.int = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "told_to_sleep", b"told_to_sleep"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec", "told_to_sleep", b"told_to_sleep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cause", b"cause", "checksum", b"checksum", "detail", b"detail", "evicting", b"evicting", "hidden_revision", b"hidden_revision", "holds", b"holds", "life_cycle", b"life_cycle", "ready", b"ready", "revision", b"revision", "schema", b"schema", "since_s", b"since_s", "sleep_level", b"sleep_level", "slept_once", b"slept_once", "spec", b"spec", "start_time_s", b"start_time_s", "told_to_sleep", b"told_to_sleep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cause", b"cause", "checksum", b"checksum", "detail", b"detail", "evicting", b"evicting", "hidden_revision", b"hidden_revision", "holds", b"holds", "life_cycle", b"life_cycle", "placement", b"placement", "ready", b"ready", "revision", b"revision", "schema", b"schema", "since_s", b"since_s", "sleep_level", b"sleep_level", "slept_once", b"slept_once", "spec", b"spec", "start_time_s", b"start_time_s", "told_to_sleep", b"told_to_sleep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,7 +221,7 @@ Global___ReplicaRecord: _TypeAlias = ReplicaRecord  # noqa: Y015
 
 @_typing.final
 class ReplicaSpec(_message.Message):
-    """What a replica is and where it lives."""
+    """What a replica is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -226,8 +230,6 @@ class ReplicaSpec(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
-    NODE_FIELD_NUMBER: _builtins.int
-    GPU_INDICES_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
@@ -237,13 +239,10 @@ class ReplicaSpec(_message.Message):
     role: _types_pb2.Role.ValueType
     model: _builtins.str
     profile: _builtins.str
-    node: _builtins.str
     gpu_type: _builtins.str
     pool: _builtins.str
     group: _builtins.str
     decision_id: _builtins.str
-    @_builtins.property
-    def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -252,8 +251,6 @@ class ReplicaSpec(_message.Message):
         role: _types_pb2.Role.ValueType = ...,
         model: _builtins.str = ...,
         profile: _builtins.str = ...,
-        node: _builtins.str = ...,
-        gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
         gpu_type: _builtins.str = ...,
         pool: _builtins.str = ...,
         group: _builtins.str = ...,
@@ -261,11 +258,60 @@ class ReplicaSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "gpu_indices", b"gpu_indices", "gpu_type", b"gpu_type", "group", b"group", "model", b"model", "node", b"node", "pool", b"pool", "profile", b"profile", "replica", b"replica", "role", b"role", "service", b"service"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "gpu_type", b"gpu_type", "group", b"group", "model", b"model", "pool", b"pool", "profile", b"profile", "replica", b"replica", "role", b"role", "service", b"service"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaSpec: _TypeAlias = ReplicaSpec  # noqa: Y015
+
+@_typing.final
+class ReplicaPlacement(_message.Message):
+    """Where a replica lives. No GPU is named where its GPUs have no index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_INDICES_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    @_builtins.property
+    def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_indices", b"gpu_indices", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaPlacement: _TypeAlias = ReplicaPlacement  # noqa: Y015
+
+@_typing.final
+class PlacedSpec(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spec(self) -> Global___ReplicaSpec: ...
+    @_builtins.property
+    def placement(self) -> Global___ReplicaPlacement: ...
+    def __init__(
+        self,
+        *,
+        spec: Global___ReplicaSpec | None = ...,
+        placement: Global___ReplicaPlacement | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedSpec: _TypeAlias = PlacedSpec  # noqa: Y015
 
 @_typing.final
 class ReplicaHold(_message.Message):
@@ -353,8 +399,8 @@ class PoolRecord(_message.Message):
     checksum: _builtins.int
     operation_id: _builtins.str
     @_builtins.property
-    def overlay(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSpec]:
-        """Told apart by `replica`."""
+    def overlay(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedSpec]:
+        """Told apart by `spec.replica`."""
 
     @_builtins.property
     def awake(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -368,7 +414,7 @@ class PoolRecord(_message.Message):
         schema: _builtins.int = ...,
         pool: _builtins.str = ...,
         state_revision: _builtins.int = ...,
-        overlay: _abc.Iterable[Global___ReplicaSpec] | None = ...,
+        overlay: _abc.Iterable[Global___PlacedSpec] | None = ...,
         awake: _abc.Iterable[_builtins.str] | None = ...,
         floors: _abc.Iterable[Global___PoolFloor] | None = ...,
         budget_gpus: _builtins.int = ...,
@@ -493,7 +539,7 @@ class OperationStep(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     SERVICE_FIELD_NUMBER: _builtins.int
-    SPEC_FIELD_NUMBER: _builtins.int
+    PLACED_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
@@ -526,7 +572,7 @@ class OperationStep(_message.Message):
     drain_deadline_s: _builtins.float
     give_up_s: _builtins.float
     @_builtins.property
-    def spec(self) -> Global___ReplicaSpec: ...
+    def placed(self) -> Global___PlacedSpec: ...
     @_builtins.property
     def stay(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -536,7 +582,7 @@ class OperationStep(_message.Message):
         goal: Global___StepGoal.ValueType = ...,
         replica: _builtins.str = ...,
         service: _builtins.str = ...,
-        spec: Global___ReplicaSpec | None = ...,
+        placed: Global___PlacedSpec | None = ...,
         state: Global___OperationState.ValueType = ...,
         phase: _builtins.str = ...,
         detail: _builtins.str = ...,
@@ -552,9 +598,9 @@ class OperationStep(_message.Message):
         drain_deadline_s: _builtins.float = ...,
         give_up_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_asked", b"_asked", "_waiting_before", b"_waiting_before", "asked", b"asked", "spec", b"spec", "waiting_before", b"waiting_before"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_asked", b"_asked", "_waiting_before", b"_waiting_before", "asked", b"asked", "placed", b"placed", "waiting_before", b"waiting_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_asked", b"_asked", "_waiting_before", b"_waiting_before", "acknowledged_s", b"acknowledged_s", "asked", b"asked", "attempts", b"attempts", "detail", b"detail", "drain_deadline_s", b"drain_deadline_s", "end_s", b"end_s", "give_up_s", b"give_up_s", "goal", b"goal", "kind", b"kind", "not_before_s", b"not_before_s", "phase", b"phase", "replica", b"replica", "service", b"service", "spec", b"spec", "start_s", b"start_s", "state", b"state", "stay", b"stay", "unaware_s", b"unaware_s", "waiting_before", b"waiting_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_asked", b"_asked", "_waiting_before", b"_waiting_before", "acknowledged_s", b"acknowledged_s", "asked", b"asked", "attempts", b"attempts", "detail", b"detail", "drain_deadline_s", b"drain_deadline_s", "end_s", b"end_s", "give_up_s", b"give_up_s", "goal", b"goal", "kind", b"kind", "not_before_s", b"not_before_s", "phase", b"phase", "placed", b"placed", "replica", b"replica", "service", b"service", "start_s", b"start_s", "state", b"state", "stay", b"stay", "unaware_s", b"unaware_s", "waiting_before", b"waiting_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__asked: _TypeAlias = _typing.Literal["asked"]  # noqa: Y015
     _WhichOneofArgType__asked: _TypeAlias = _typing.Literal["_asked", b"_asked"]  # noqa: Y015

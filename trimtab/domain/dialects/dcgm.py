@@ -86,6 +86,27 @@ def read_gpu_page(page: bytes) -> GpuReading:
     return GpuReading(MappingProxyType({index: _values(found, index) for index in indices}), rejected)
 
 
+class GpuMemory(NamedTuple):
+    """The framebuffer of one GPU in GiB: in use, and all there is."""
+
+    used_gib: float
+    total_gib: float
+
+
+def read_gpu_memory(page: bytes) -> dict[int, GpuMemory]:
+    """GPU index → its memory, for the GPUs whose used and free memory the page says.
+
+    What was not measured, or was refused, is not there: it is not free.
+    """
+    found = {family: _read_family(b"\n" + page, family)[0] for family in (_USED, _FREE, _RESERVED)}
+    memory: dict[int, GpuMemory] = {}
+    for index in sorted(found[_USED]):
+        used_mib, total_mib = _memory_mib(found, index)
+        if math.isfinite(total_mib):
+            memory[index] = GpuMemory(used_mib / 1024, total_mib / 1024)
+    return memory
+
+
 def _read_family(text: bytes, family: _Family) -> tuple[dict[int, float], int]:
     """(GPU → number in our unit, NaN where refused; how many were refused)."""
     needle = b"\n" + family.name + b"{"
@@ -136,16 +157,18 @@ def _values(found: Mapping[_Family, Mapping[int, float]], index: int) -> GpuValu
         return found[family].get(index, math.nan)
 
     utilisation = of(_UTILISATION)
+    used_mib, total_mib = _memory_mib(found, index)
     return GpuValues(
         # A partitioned GPU has no utilisation; the profiler's counter says the same of the whole of it.
         utilisation_ratio=of(_ENGINE_ACTIVE) if math.isnan(utilisation) else utilisation,
         sm_activity_ratio=of(_SM_ACTIVE),
         power_w=of(_POWER),
-        # Older exporters do not show what the driver keeps for itself; a number that was refused is another matter.
-        memory_ratio=_memory_ratio(of(_USED), of(_FREE), found[_RESERVED].get(index, 0.0)),
+        memory_ratio=used_mib / total_mib if total_mib > 0 else math.nan,
     )
 
 
-def _memory_ratio(used_mib: float, free_mib: float, reserved_mib: float) -> float:
-    there_is = used_mib + free_mib + reserved_mib
-    return used_mib / there_is if there_is > 0 else math.nan
+def _memory_mib(found: Mapping[_Family, Mapping[int, float]], index: int) -> tuple[float, float]:
+    """(used, all there is); NaN where one of its parts was refused or is not there."""
+    used_mib = found[_USED].get(index, math.nan)
+    # Older exporters do not show what the driver keeps for itself; a number that was refused is another matter.
+    return used_mib, used_mib + found[_FREE].get(index, math.nan) + found[_RESERVED].get(index, 0.0)

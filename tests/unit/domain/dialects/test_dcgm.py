@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics_collector.core.gpus import GpuPageError, GpuValues, read_gpu_page
 from tests.support.properties import costly
+from trimtab.domain.dialects.dcgm import GpuPageError, GpuValues, read_gpu_page
 
 ABSENT = math.nan
 
