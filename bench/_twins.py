@@ -1,4 +1,4 @@
-"""Pairs of production's shell and the virtual world that do the same: both have to call one function of a core.
+"""Pairs of production's shell and the virtual world that do the same: both call one function of a core or the domain.
 
 A pair is data: the modules of both sides, the functions that both have to call, and functions that were written twice
 and must not come back. What a module calls is found in its syntax tree, by its imports.
@@ -79,7 +79,11 @@ PAIRS = (
         name="merging of windows",
         production=(f"{_ENGINE}/observe.py",),
         lab=("lab/virtual/observing.py",),
-        shared=("policy_engine.core.observed.role_signals", "policy_engine.core.observed.front_door"),
+        shared=(
+            "trimtab.domain.role_merge.merge",
+            "trimtab.domain.role_signals.role_signals",
+            "trimtab.domain.role_signals.front_door",
+        ),
         gone=(("lab/virtual/observing.py", "_role_signals"), ("lab/virtual/observing.py", "_front_door")),
     ),
     Pair(
