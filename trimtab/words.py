@@ -26,7 +26,7 @@ class _Word(StrEnum):
     @cached_property
     def number(self) -> int:
         """The protobuf enum's number."""
-        return cast("int", self._wrapper().Value(self._prefix() + self.value.upper().replace("-", "_")))
+        return cast("int", self._wrapper().Value(self.proto_name))
 
     @classmethod
     def from_number(cls, number: int) -> Self:
@@ -36,6 +36,11 @@ class _Word(StrEnum):
         except ValueError:
             raise ValueError(f"{number} is no {cls.__name__}") from None
         return cls.from_name(name)
+
+    @cached_property
+    def proto_name(self) -> str:
+        """The protobuf enum's name, such as ROLE_PREFILL."""
+        return self._prefix() + self.value.upper().replace("-", "_")
 
     @classmethod
     def by_number(cls) -> dict[int, Self]:

@@ -62,7 +62,7 @@ def _roles(
                 if pooled is not None and bool(replica.pool) is not pooled:
                     continue
                 role.routable += replica.routable
-                role.replicas[types_pb2.LifeCycle.Name(types_pb2.LifeCycle.ValueType(replica.life_cycle.number))] += 1
+                role.replicas[replica.life_cycle.proto_name] += 1
         view = engine.last_observed.roles.get(MemberKey(policy.name, spec.role), RoleSignals(role=spec.role))
         role.decode_tps.CopyFrom(measurement_to_proto(view.decode_tps))
         role.prefill_tps.CopyFrom(measurement_to_proto(view.prefill_tps))

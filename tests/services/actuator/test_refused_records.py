@@ -22,10 +22,9 @@ from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
 from tests.services.actuator.controller_helpers import counted, eventually
 from tests.unit.actuator.actuator_fleet_model import parts
-from tests.unit.actuator.actuator_rig import LIMITS, spec
+from tests.unit.actuator.actuator_rig import LIMITS, overlay_of, spec
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
-from trimtab.domain.member import MemberKey
-from trimtab.domain.pool import DesiredPool, OverlayReplica
+from trimtab.domain.pool import DesiredPool
 from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
@@ -75,16 +74,7 @@ REQUEST = PoolRequest(
     desired=DesiredPool(
         pool="p",
         state_revision=4,
-        overlay=(
-            OverlayReplica(
-                SPEC.replica,
-                MemberKey(SPEC.service, SPEC.role),
-                SPEC.spec.model,
-                SPEC.spec.profile,
-                SPEC.node,
-                SPEC.placement.gpu_indices,
-            ),
-        ),
+        overlay=overlay_of([SPEC]),
         awake=(),
         floors=(),
         budget_gpus=1,
