@@ -1,1 +1,1 @@
-"""The policy engine: how many replicas each scaled service gets, and who is awake in each pool."""
+"""The policy engine: how many replicas each scaled service gets, and which are awake in each pool."""

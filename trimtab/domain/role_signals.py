@@ -86,7 +86,7 @@ def fresh_role(view: RoleSignals, *, now_s: float, staleness_s: float) -> RoleSi
 
 
 def fresh_front_door(view: FrontDoor, *, now_s: float, staleness_s: float) -> FrontDoor:
-    """The same for the front door: a gateway that fell silent says nothing about demand."""
+    """The same for the front door: without fresh reports demand is missing."""
     age_s = _age_s(view.window_end_s, now_s)
     return view if age_s is None or age_s <= staleness_s else _aged(view, age_s)
 

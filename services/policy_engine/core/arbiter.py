@@ -1,4 +1,4 @@
-"""The arbiter of a pool (TRE, section IV): at most one transition per call, from whom to whom, and why.
+"""The arbiter of a pool (TRE, section IV): at most one transition per call, with its donors, receivers and reason.
 
 `RULES` is the order of precedence: the first rule that applies and finds a plan makes the transition.
 
@@ -7,8 +7,8 @@
   idle GPUs, the member's own awake but held replicas, a donor's release.
 - Idle GPUs are always given, to the most pressed member that has demand: one in need by the fast loop, else by the slow
   one.
-- *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it; with `allocation: level`, while everybody
-  is well, also a move that spreads the pool's room by what usually arrives, or else one that makes requests quicker.
+- *slow* (rebalance): a receiver below Z = 1 and a donor that stays above it; with `allocation: level`, while no member
+  is in need, also a move that spreads the pool's room by what usually arrives, or else one that makes requests quicker.
 
 The loops exclude each other: a rescue that found a source is the tick's transition. One that nothing could serve does
 not keep the slow loop waiting, unless the pool's rules say so (`rebalance_waits`, as TRE has it).
@@ -44,7 +44,7 @@ RULES: tuple[ArbiterRule, ...] = (
 class Verdict:
     """What the arbiter decided. `transition` is None when it leaves everything as it is.
 
-    `clamps` say what kept an event from being served; `holding` is the same in words. `unserved` names those events by
+    `clamps` are what kept an event from being served; `holding` is the same as text. `unserved` names those events by
     rule and member.
     """
 
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def arbitrate(arena: Arena, *, fast_due: bool, slow_due: bool) -> Verdict:
-    """One tick. With neither loop due nothing is looked at."""
+    """Decide one tick. With neither loop due no rule applies."""
     due = Due(fast=fast_due, slow=slow_due)
     considered: list[Considered] = []
     urgent: list[Considered] = []

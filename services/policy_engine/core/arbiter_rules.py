@@ -25,7 +25,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A member whose capacity should change, the rule of the vocabulary that says so, and why in words."""
+    """A member whose capacity should change, the rule of the vocabulary behind it, and the reason as text."""
 
     member: MemberState
     rule: Rule
@@ -65,13 +65,13 @@ class ArbiterRule(Protocol):
         """Whether the limits that keep it from serving are clamps of the tick, when nothing else is done either."""
 
     def applies(self, arena: Arena, due: Due) -> bool:
-        """Whether the rule is asked at all: by the loops that are due and the pool's rules."""
+        """Whether the rule takes part in this tick: by the loops that are due and the pool's rules."""
 
     def propose(self, arena: Arena, due: Due) -> Proposal:
         """The rule's change of capacity, if it has one."""
 
     def reason(self, served: Served) -> str:
-        """Why, and what is done, in the words of the decision record."""
+        """The text of the decision record: the need, and what is done about it."""
 
 
 class Receiving:

@@ -1,8 +1,8 @@
-"""The picture of a pool that the arbiter looks at: who is awake where, who could be woken, what that would cost.
+"""The state of a pool as the arbiter's rules use it: which replicas are awake where, and what waking another takes.
 
-Occupancy is the desired awake set; beside it, replicas that are awake without being desired (a server that was just
-restarted, one being put to sleep) keep their GPUs from counting as idle. One that is starting where a desired replica
-is awake is no such intruder: the memory is taken, so it waits. It is first in line when that replica goes.
+Occupancy is the desired awake set. Replicas that are awake without being desired (a server that was just restarted,
+one being put to sleep) keep their GPUs from counting as idle. A replica that is starting where a desired one is awake
+does not: the memory is taken, so it waits. It gets the memory first when the desired replica is released.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OFF_GPU = frozenset({LifeCycle.SLEEPING, LifeCycle.FAILED})
 SERVING = frozenset({LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING})
 LOST = frozenset({LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.STARTING, LifeCycle.TERMINATING})
 UNKNOWN_LOAD = 1_000_000
-# A change's effect is in a window that began after it: windows are 5 s unless the collector is told otherwise.
+# A change's effect is in a window that began after it: windows are 5 s unless the collector is set otherwise.
 EFFECT_AFTER_S = 5.0
 DEFAULT_RULES = PoolRules()
 
@@ -45,11 +45,11 @@ class ReplicaFacts:
 class MemberState:
     """One member at this tick. `received_ago_s` is None when it never received capacity.
 
-    `load` is None where it cannot be told. `moved_ago_s`: since the end of its last gain or release. `began_ago_s`:
-    from the first window with demand to the newest; None where it was not seen to begin. `brief`: the share of its
-    needs that were brief of late; `waits_s`: how much longer one has to last, therefore, before it is served. `weight`
-    is its priority's: above 1 it looks worse served than it is. `exponent` and `lost_at_capacity` are for predictions.
-    `shut` says why it may neither gain nor give now; empty when it may.
+    `load` is None where it cannot be computed. `moved_ago_s`: since the end of its last gain or release. `began_ago_s`:
+    from the first window with demand to the newest; None where its beginning was not observed. `brief`: the share of
+    its recent needs that were brief; `waits_s`: for how much longer a need therefore has to last before it is served.
+    `weight` follows from the priority: above 1 the member ranks as worse served than it is. `exponent` and
+    `lost_at_capacity` are for predictions. `shut` is the reason why it may neither gain nor give; empty when it may.
     """
 
     key: MemberKey
@@ -93,8 +93,8 @@ class MemberState:
 class Plan:
     """Releases and the wakes that they make room for. `spare_gpus` are freed and not used.
 
-    `cold_starts`: servers that have to start up before the wakes are done, as `remark` says. `obstacle` says why the
-    plan cannot be carried out; empty when it can.
+    `cold_starts`: the number of servers that have to start before the wakes are done; `remark` names them. `obstacle`
+    is the reason why the plan cannot be carried out; empty when it can.
     """
 
     wakes: tuple[OverlayReplica, ...]
@@ -212,7 +212,7 @@ class Arena:
         return sum(1 for item in self._awake_by_member.get(key, ()) if self._life_cycle(item) in (None, *LOST))
 
     def least_loaded(self, key: MemberKey) -> OverlayReplica:
-        """The member's awake replica with the least in flight; one that serves nobody comes before all."""
+        """The member's awake replica with the fewest requests in flight; one that does not serve comes first."""
         return min(self._awake_by_member[key], key=lambda item: (self._routable(item), self._load(item), item.replica))
 
     def change(self, item: OverlayReplica) -> ReplicaChange:
@@ -220,7 +220,7 @@ class Arena:
         return ReplicaChange(item.replica, item.member.service, item.member.role, len(item.gpu_indices))
 
     def idle_plan(self, receiver: MemberState) -> Plan | None:
-        """Wake a sleeper all of whose GPUs nobody uses."""
+        """Wake a sleeper whose GPUs are all idle."""
         for item in self._wakeable(receiver.key, frozenset({LifeCycle.SLEEPING})):
             if not self._blockers(item) and self._intruder(item) is None:
                 return Plan((item,), (), 0, 0, "its GPUs are idle")
@@ -286,7 +286,7 @@ class Arena:
     def fillers(self, plan: Plan) -> Iterator[OverlayReplica]:
         """Sleepers, of any member, for GPUs that the plan's releases free and its wakes leave unused.
 
-        One may use GPUs beside those that nobody uses now.
+        One may also use GPUs that are idle now.
         """
         released = frozenset(item.replica for item in plan.releases)
         taken = {gpu for item in plan.wakes for gpu in item.gpus}
@@ -337,7 +337,7 @@ class Arena:
         return tuple(found[name] for name in sorted(found))
 
     def _shut_out(self, item: OverlayReplica, released: frozenset[str]) -> bool:
-        """Whether somebody desired, beside those to be released, is awake on its GPUs: then it cannot come up."""
+        """Whether a desired replica that is not to be released is awake on its GPUs: then it cannot come up."""
         return any(
             other.replica not in released and self._life_cycle(other) in SERVING for other in self._blockers(item)
         )

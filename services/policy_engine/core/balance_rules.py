@@ -66,7 +66,7 @@ class LevelByLoad(Receiving):
 class GiveIdleGpus(Receiving):
     """Idle GPUs for the most pressed member with demand: by the fast loop alone one with Z below 1, else any.
 
-    A gift that nobody needs is not worth a transition every few seconds.
+    Above Z = 1 it waits for the slow loop: without a need, a transition every few seconds costs more than it brings.
     """
 
     name: str = "idle-gpus"
@@ -127,7 +127,7 @@ class Rebalance(Receiving):
 
 
 def _all_below_one(arena: Arena) -> bool:
-    """Every member that is asked for anything has less than it needs."""
+    """Whether every member with demand has less than it needs."""
     known = [item.share.z for item in arena.members if item.share.demand and item.share.z is not None]
     return bool(known) and all(z < HEALTHY_Z for z in known)
 

@@ -66,8 +66,8 @@ def birth_input(
 def lay_out(given: BirthInput) -> Birth:
     """The overlay of a pool and its awake set. Raises OverlayError.
 
-    Whoever is awake and still fits stays awake: a lost store or a new layout changes no count by itself. Members that
-    are new get what is free beside those, and the arbiter sees to floors that are left.
+    Replicas that are awake and still fit stay awake: a lost store or a new layout changes no count by itself. New
+    members get what is free beside those; floors that are not met by that are left to the arbiter.
     """
     policies = {policy.name: policy for policy in given.policies}
     overlay = make_overlay(given.pool, policies, given.residents)

@@ -1,7 +1,7 @@
 """Whether a pool's GPUs can be read: what cannot be counted cannot be given away.
 
 A replica that is unknown, or that its actuator does not list, may or may not be awake. One such replica closes its own
-GPUs; where no replica of a node can be read, nobody knows what the node's GPUs hold, and the pool fails closed.
+GPUs. Where no replica of a node can be read, it is not known what the node's GPUs hold, and the pool fails closed.
 """
 
 from __future__ import annotations

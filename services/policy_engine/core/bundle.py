@@ -1,8 +1,8 @@
 """More than one replica for one receiver in one transition, where its load says how many it lacks.
 
-A drain, a sleep and a wake take seconds, so that a burst which needs three replicas more would be met after three
-times as long. By ρ the need is known at once: while it stays above its limit with what the transition gives so far, the
-next source is looked for in the world as it will be then. All of it is one operation, rolled back as one.
+A drain, a sleep and a wake take seconds, so a burst that needs three replicas more would be met after three times as
+long. With ρ the need is known at once: while it stays above its limit with what the transition gives so far, the next
+source is looked for in the state after it. All of it is one operation, rolled back as one.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def check_pool(
 ) -> list[FieldViolation]:
     """What is wrong with applying `pool` beside the `others` and the policies of its members.
 
-    Of a pool that is `born` already the floors must fit; its members' `initialAwake` is history.
+    Of a pool that is laid out already (`born`) the floors must fit; its members' `initialAwake` has no effect any more.
     """
     found = [*_members(pool, others, policies), *_gpus(pool, others)]
     if found:

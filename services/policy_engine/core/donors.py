@@ -1,7 +1,7 @@
-"""Whether a member may give, and how it would stand afterwards.
+"""Whether a member may give, and its predicted Z and ρ afterwards.
 
 A donor keeps its floor, its signals are fit for a release, no soft guard of its own is passed, it did not just gain,
-and no deficit is swapped for another: by Z, and by ρ where both sides have one.
+and it does not end worse off than the receiver: by Z, and by ρ where both have one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`reason` says why a member may not give; empty when it may. Predictions are weighted; `rho` None if unknown."""
+    """`reason` is why a member may not give; empty when it may. Predictions are weighted; `rho` is None if unknown."""
 
     reason: str
     clamp: ClampKind | None = None

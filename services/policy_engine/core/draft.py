@@ -10,8 +10,8 @@ from trimtab.words import Role
 
 HOLD_MEMORY_S = 60.0
 
-# Clamps that are worth a record of their own when nothing changes. Tolerance and pending replicas shape every quiet
-# tick; a record of each would bury the ones that tell something.
+# Clamps that get a record of their own when nothing changes. Tolerance and pending replicas bind in every quiet tick;
+# records of them would displace those of other clamps.
 TELLING_CLAMPS = frozenset(ClampKind) - {ClampKind.TOLERANCE, ClampKind.PENDING_REPLICAS}
 
 
@@ -68,14 +68,14 @@ class Draft:
 
 
 HoldNotes = tuple[tuple[ClampKind, float], ...]
-"""Binding clamps that a record tells of already, with the time each was last seen."""
+"""Binding clamps that have been recorded already, with the time each was last seen."""
 
 
 def note_clamps(notes: HoldNotes, clamps: tuple[Clamp, ...], now_s: float) -> tuple[HoldNotes, tuple[Clamp, ...]]:
-    """The updated notes, and the telling clamps that are new.
+    """The updated notes, and those of `TELLING_CLAMPS` that are new.
 
-    A clamp that has not been seen for a minute is new again, so that one that flickers makes one record a minute at
-    the most, not one a tick.
+    A clamp that has not been seen for a minute is new again, so that one that flickers makes at most one record a
+    minute.
     """
     known = {kind: seen_s for kind, seen_s in notes if 0 <= now_s - seen_s <= HOLD_MEMORY_S}
     telling = tuple(clamp for clamp in clamps if clamp.kind in TELLING_CLAMPS)

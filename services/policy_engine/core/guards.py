@@ -15,7 +15,7 @@ from trimtab.domain.role_signals import FrontDoor, RoleSignals
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """Which limits are passed, in words; empty where none is."""
+    """The first soft and the first hard limit that is passed, as text; empty where none is."""
 
     soft: str = ""
     hard: str = ""
@@ -36,7 +36,7 @@ class QueueMemory:
 
 
 def remember_queue(memory: QueueMemory, view: RoleSignals, front: FrontDoor, *, routable: int) -> QueueMemory:
-    """The memory after this window. A queue that cannot be read says nothing of its growth."""
+    """The memory after this window; blank after one in which the queue could not be read."""
     if routable > 0 and not view.waiting.usable:
         return QueueMemory()
     end_s = view.window_end_s if routable > 0 else front.window_end_s
@@ -62,7 +62,7 @@ def check_guards(
     queue_growth: Measurement = NEVER_READ,
     lost: Measurement = NEVER_READ,
 ) -> GuardState:
-    """A signal that cannot be used passes no limit: whether it may make a donor is for its quality to say."""
+    """The limits that the window passes. A signal that cannot be used passes none; donors are checked for quality."""
     if guards is None:
         return GuardState()
     checks: tuple[tuple[str, GuardLimit | None, Measurement, str], ...] = (

@@ -1,11 +1,11 @@
-"""Which move makes requests quicker while nobody is in need and loads are steady.
+"""The move that shortens requests most while no member is in need and loads are steady.
 
-By Little's law a member's requests in service, divided by how many arrive, are how long one takes. With other replicas
-they take as much longer as each is served slower (`predict.speed`). A move is judged by the sum over all members of
-`requests per second · latency³`: cubed, for it is the long requests that clients wait for. Those of 600 tokens gain
+By Little's law the requests in service divided by the requests that arrive per second are a member's mean latency. With
+another number of replicas it changes as the speed per request does (`predict.speed`). A move is judged by the sum over
+all members of `requests per second · latency³`; the cube gives long requests their weight. Requests of 600 tokens gain
 more by a replica than those of 100 tokens lose.
 
-Levelling by load leaves such moves out: a member with short requests may well be more loaded than another.
+Levelling by load does not make such moves: there, a member with short requests may be more loaded than another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policy_engine.core.donors import Terms
 from policy_engine.core.predict import speed
 from policy_engine.core.sources import source
 
-# Who moved a moment ago is still seen as it was before.
+# After a move the window still covers the time before it.
 SETTLED_AFTER_S = 6.0
 # Arrivals that differ by more from the usual ones are on their way elsewhere.
 STEADY_RATIO = 0.2
@@ -71,7 +71,7 @@ def quicker(arena: Arena) -> tuple[Quicker | None, tuple[Considered, ...]]:
 
 
 def _settled(member: MemberState) -> bool:
-    """Its load can be told, is as usual and has been so for a while, and no move of its own is on its mind."""
+    """Whether its load is known and as usual, has been so for a while, and its window began after its last move."""
     load = member.load
     if load is None or not member.share.fit:
         return False

@@ -4,15 +4,15 @@
     backlog  = (what the queue will ask for) / horizon + (running requests beyond what arrives can explain)
     ρ        = (arriving + what its change leads to + backlog) / routable replicas
 
-Z looks at what requests get now; ρ at what is coming, before it is felt: 1 means that the routable replicas are just
-enough. Work is counted in replicas, so it is one scale for all models, and it does not depend on how many replicas
-there are: a transfer changes ρ by division alone.
+Z measures what requests get now, ρ what is arriving: 1 means that the routable replicas are just enough. Work is
+counted in replicas, so it is one scale for all models. It does not depend on the number of replicas: a transfer
+changes ρ by division alone.
 
 Running requests: by Little's law a replica at its decode capacity holds `capacity_decode · TPOT target` of them. What
 runs beyond what the arrivals explain is left over from a burst, and has to be served as well.
 
-The output of what arrives is not known, only what it may ask for at most: the mean of what finished of late is taken
-where that is less.
+The output of arriving requests is not known, only what each may ask for at most; the mean of recently finished requests
+is taken where that is less.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trimtab.words import Role
 OUTPUT_MEMORY_S = 4.0
 OUTPUT_MEMORY_REQUESTS = 20.0
 FEW_REQUESTS_RPS = 1e-3
-# Of fewer requests per second a mean of seconds says nothing of their latency.
+# With fewer requests per second a mean over seconds is no estimate of their latency.
 LATENCY_FROM_RPS = 0.01
 # A rise is measured over at least this long: from one window to the next it is mostly noise.
 RISE_OVER_S = 2.0
@@ -57,9 +57,9 @@ class OutputMemory:
 class Load:
     """Work in replicas. `rho` is None without a routable replica, where any work is too much.
 
-    `usual` is what arrived on average of late; None where nothing is remembered, and what arrives now stands for it.
-    `rise` is what more will arrive in a moment, by how arrivals change; below 0 what less. `requests` run or wait and
-    `request_rps` arrive, both on average of late. `settled`: what usually arrives has not changed for a while.
+    `usual` is the recent mean of arrivals; None where nothing is remembered, and `arriving` takes its place. `rise` is
+    the expected change of arrivals, by their rise and trend; negative for a fall. `requests` run or wait and
+    `request_rps` arrive, both as recent means. `settled`: the usual arrivals have not changed for a while.
     """
 
     arriving: float
@@ -209,10 +209,10 @@ def load_of(
     routable: int,
     memory: OutputMemory,
 ) -> Load | None:
-    """The member's load in its newest window; None where the profile or the front door cannot tell it.
+    """The member's load in its newest window; None without capacities in its profile or a report of the front door.
 
-    `front.held` are the requests that wait for this role. Without a routable replica its servers' gauges say nothing,
-    and what is held is the whole queue.
+    `front.held` are the requests that wait for this role. Without a routable replica its servers' gauges are not used,
+    and the held requests are the whole queue.
     """
     serves_prompts, generates = view.role != Role.DECODE, view.role != Role.PREFILL
     prefill_tps = profile.capacity_prefill_tps if serves_prompts else None
@@ -245,7 +245,7 @@ def load_of(
 
 
 def _output_tps(front: FrontDoor, memory: OutputMemory) -> float | None:
-    """Output tokens that arrive per second: as many as asked for at most, as many as requests took of late at best."""
+    """Output tokens that arrive per second: what is asked for at most, or what requests took lately if that is less."""
     finished = memory.tokens
     asked = front.arrival_output_tps
     if finished is None:
@@ -255,6 +255,6 @@ def _output_tps(front: FrontDoor, memory: OutputMemory) -> float | None:
 
 
 def _each(tokens_tps: float, front: FrontDoor) -> float:
-    """Tokens of one arriving request; 0 while nothing arrives: then nothing is known of the queue's."""
+    """Tokens of one arriving request; 0 while nothing arrives, since the queue's requests are then unknown."""
     requests = front.arrival_rps.number(0.0)
     return tokens_tps / requests if requests > FEW_REQUESTS_RPS else 0.0

@@ -1,6 +1,6 @@
-"""How each member of a pool stands at a tick: its share, guards, load and what is remembered of it.
+"""The state of each member of a pool at a tick: its share, guards and load, and what is remembered of it.
 
-The result is what the arbiter looks at, and the memories for the next tick.
+The result is the arbiter's input, and the memories for the next tick.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def note_move(
     transition: Transition,
     now_s: float,
 ) -> tuple[MemberMemory, ...]:
-    """The memories once `transition` is decided: who gains, who moves, and how they stood before.
+    """The memories once `transition` is decided: which members gain or move, and their Z and load before it.
 
     `counts` are awake and routable replicas by member, before it.
     """

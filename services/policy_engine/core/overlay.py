@@ -1,7 +1,8 @@
-"""A pool's overlay, who may be awake on which GPUs, and the awake set that it is born with.
+"""A pool's overlay (which replica may be awake on which GPUs), and the first awake set of a new pool.
 
-Names and order are deterministic: nodes and GPUs sorted, members in the pool's order. A replica is called as its
-member's overlay says, else as the one that lives there already, else by service, node and first GPU.
+Names and order are deterministic: nodes and GPUs sorted, members in the pool's order. A replica has the name that its
+member's overlay gives it, else that of the replica which exists there already, else one made of service, node and
+first GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Resident:
 
 
 class OverlayError(ValueError):
-    """The pool cannot be laid out as asked; `field` is the path of what asks for too much."""
+    """The pool cannot be laid out as asked; `field` is the path of the field that asks for too much."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(f"{field}: {description}")
@@ -124,7 +125,7 @@ def renamed(before: Iterable[OverlayReplica], after: Iterable[OverlayReplica], a
 def first_awake(
     pool: Pool, policies: Mapping[str, ServicePolicy], overlay: tuple[OverlayReplica, ...]
 ) -> tuple[str, ...]:
-    """The awake set at birth: `initialAwake` of each member, at least its floor, none overlapping.
+    """The first awake set of a new pool: `initialAwake` of each member, at least its floor, without overlaps.
 
     Raises OverlayError.
 

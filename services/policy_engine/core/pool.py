@@ -64,7 +64,7 @@ class PoolState:
     fast_at_s: float | None = None
     slow_at_s: float | None = None
     notes: HoldNotes = ()
-    # Urgent events that a record tells of already as not served, with the time each was last seen.
+    # Urgent events that have been recorded as not served, with the time each was last seen.
     unserved: tuple[tuple[str, float], ...] = ()
     round: tuple[str, ...] = ()
     round_slow: bool = False
@@ -78,8 +78,8 @@ class PoolState:
 class PoolInput:
     """One tick's input, whole. `views` and `fronts` hold what was observed; an absent one was never observed.
 
-    `unreachable` and `budget_unknown` say why nothing may be decided: an actuator that does not answer, GPUs that
-    cannot be read. `operations` are the transitions under way; a large pool may have several.
+    `unreachable` and `budget_unknown` are reasons why nothing may be decided: an actuator that does not answer, GPUs
+    that cannot be read. `operations` are the transitions under way; a large pool may have several.
     """
 
     now_s: float
@@ -100,9 +100,10 @@ class PoolInput:
 
 @dataclass(frozen=True, slots=True)
 class PoolResult:
-    """The next state and awake set, every member's standing, the decision worth a record, why the pool holds.
+    """The next state and awake set, a report of every member, the draft of a decision, why the pool holds.
 
-    `preempt` says why the transition `preempt_operation` should be cancelled; empty when all should go on.
+    `draft` is None when nothing is recorded. `preempt` is the reason to cancel the transition `preempt_operation`;
+    empty when all go on.
     """
 
     state: PoolState
@@ -154,7 +155,7 @@ def decide_pool(given: PoolInput) -> PoolResult:
 
 
 def _arena(given: PoolInput, members: tuple[MemberState, ...], operations: tuple[UnderWay, ...]) -> Arena:
-    """The picture to arbitrate on; whatever shares a GPU with a transition under way is barred, with its reasons."""
+    """The arbiter's input; replicas that share a GPU with a transition under way are barred."""
     moved = {name for item in operations for name in item.replicas}
     gpus: set[Gpu] = {gpu for item in given.overlay if item.replica in moved for gpu in item.gpus}
     beside = (item.replica for item in given.overlay if not gpus.isdisjoint(item.gpus))
@@ -184,7 +185,7 @@ def _shut(member: MemberState, services: set[str]) -> MemberState:
 def _loops(given: PoolInput, state: PoolState) -> tuple[PoolState, bool, bool]:
     """Which loops are due: by their intervals, or since their last round has transitions left.
 
-    A round on a new window is reckoned at the window's end: a tick that comes late does not pass over the next one.
+    A round on a new window counts from the window's end: a tick that comes late does not skip the next round.
     """
     newest_s = max((view.window_end_s for _, view in given.views if view.window_end_s is not None), default=None)
     new = newest_s is not None and _has_new_window(given)
@@ -255,7 +256,7 @@ def _suffers(
 
 
 def _has_new_window(given: PoolInput) -> bool:
-    """Whether some member shows a window that no tick has reckoned with."""
+    """Whether some member has a window that no tick has used yet."""
     return any(
         view.window_end_s is not None and view.window_end_s != given.state.memory(key).share.window_end_s
         for key, view in given.views

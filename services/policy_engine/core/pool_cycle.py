@@ -88,7 +88,7 @@ def busy_replicas(unfinished: Iterable[Operation]) -> tuple[str, ...]:
 def replica_facts(replicas: Iterable[Replica], *, yielding: Collection[str] = ()) -> tuple[ReplicaFacts, ...]:
     """Replicas as the arbiter takes them, by name.
 
-    One of `yielding` that boots is shown as one that does not run: whoever is to wake on its GPUs gets them.
+    One of `yielding` that boots is shown as one that does not run: a replica that is to wake on its GPUs gets them.
     """
     return tuple(
         ReplicaFacts(
@@ -106,7 +106,7 @@ def _as_yielding(shown: LifeCycle) -> LifeCycle:
 
 
 def needs_counts(result: PoolResult) -> bool:
-    """Whether to decide once more on fresh counts of requests: capacity is to be taken from somebody."""
+    """Whether to decide once more on fresh counts of requests: the decision takes capacity from a donor."""
     transition = result.draft.transition if result.draft is not None else None
     return transition is not None and bool(transition.releases)
 

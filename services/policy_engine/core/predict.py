@@ -24,7 +24,7 @@ LEARNING_RATE = 0.3
 USUAL_SPARE = 4.0
 # Beyond saturation speeds fall on, they do not turn negative.
 SLOWEST = 0.02
-# A change of arrivals beyond this share has more to say about Z than the transfer.
+# A change of arrivals beyond this share explains more of a change of Z than the transfer does.
 STEADY_RATIO = 0.25
 
 
@@ -52,7 +52,7 @@ def congestion(profile: TokenServiceShare, slo: Slo) -> float:
 
 
 def capacity_z(z: float, load: Load, *, after: int, lost_at_capacity: float) -> float | None:
-    """Z with `after` replicas by the load; None where it does not tell."""
+    """Z with `after` replicas by the load; None where the load does not give one."""
     now, then = load.rho, load.with_replicas(after)
     if now is None:
         return None
@@ -95,7 +95,7 @@ def z_after(
 
 
 def await_effect(memory: Elasticity, *, replicas: int, z: float | None, load: Load | None) -> Elasticity:
-    """Remember how things stood before a transfer of the member's."""
+    """Remember replicas, Z and load as they were before a transfer of the member."""
     if z is None or z <= 0 or replicas <= 0:
         return replace(memory, before_replicas=None, before_z=None, before_work=None)
     return replace(
@@ -106,7 +106,7 @@ def await_effect(memory: Elasticity, *, replicas: int, z: float | None, load: Lo
 def learn(memory: Elasticity, *, replicas: int, z: float | None, load: Load | None) -> Elasticity:
     """The exponent after a transfer's effect has been seen.
 
-    Not learnt from: a count that did not change (rolled back), a Z that cannot be told, arrivals that changed by more.
+    Not learnt from: a count that did not change (rolled back), an unknown Z, arrivals that changed by more.
     """
     done = replace(memory, before_replicas=None, before_z=None, before_work=None)
     before_n, before_z = memory.before_replicas, memory.before_z

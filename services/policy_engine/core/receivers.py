@@ -1,4 +1,4 @@
-"""Whether a member's signs of need are to be trusted, and how a donor must stand after giving to it."""
+"""Whether a member's signs of need can be trusted, and the Z and ρ that a donor must keep when it gives to it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def unseen(arena: Arena, member: MemberState) -> str:
     """Why the member's Z does not describe it as it is now; empty when it does.
 
     Its window may be from before a move. Or the window was idle when it began: requests that came since have prompts
-    computed and no tokens yet, which looks like starving. Until a window was busy throughout, the load says more, where
-    it says that there is no lack.
+    computed and no tokens yet, which gives a low Z. Until a window was busy throughout, a load that shows no lack
+    overrides Z.
     """
     if member.moved_ago_s is not None and member.moved_ago_s < arena.rules.settle_s:
         return f"moved {member.moved_ago_s:.0f} s ago: its Z has not seen it"
@@ -36,7 +36,7 @@ def unseen(arena: Arena, member: MemberState) -> str:
 
 
 def lost_and_missed(arena: Arena, member: MemberState) -> bool:
-    """Lost capacity is an event while it is felt: below the floor, or asked for and not healthy without it."""
+    """Whether the member lost capacity that it needs: it is below its floor, or has demand and is not healthy."""
     if arena.lost_count(member.key) == 0:
         return False
     if arena.routable_count(member.key) < member.floor:

@@ -1,4 +1,4 @@
-"""What a scaled service's signals ask for, in units: proportional control and the latency brake.
+"""The units that follow from a scaled service's signals: proportional control and the latency brake.
 
 Proportional control acts on a sum of tokens per second (HeteroScale, Algorithm 2): `expected = aggregate / target`,
 where the aggregate also holds, while a queue does not shrink, the backlog's tokens over a drain horizon, since the
@@ -43,12 +43,12 @@ class Demand:
 
     @property
     def any(self) -> bool:
-        """Whether anyone asks for anything."""
+        """Whether any request is running, queued or held."""
         return self.running + self.queued > DEMAND_EPSILON
 
 
 def demand_of(views: tuple[RoleSignals, ...], front: FrontDoor) -> Demand:
-    """The demand that can be seen; what cannot be read adds nothing, and `held_is_known` says so of the gateways."""
+    """The demand that was read. What could not be read adds nothing; `held_is_known`: gateways have reported."""
     return Demand(
         running=sum(view.running.number(0.0) for view in views),
         waiting=sum(view.waiting.number(0.0) for view in views),
@@ -59,9 +59,9 @@ def demand_of(views: tuple[RoleSignals, ...], front: FrontDoor) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Units that the signals ask for. `fit_for_in`: whether they may justify fewer than now.
+    """The recommended units. `fit_for_in`: whether the signals may justify fewer than now.
 
-    `fit` is False when the metric could not be read at all: such a tick says nothing and is not remembered.
+    `fit` is False when the metric could not be read at all: such a tick is not remembered.
     """
 
     units: int
@@ -113,7 +113,7 @@ def proportional_units(
 ) -> Recommendation:
     """Algorithm 2 on sums.
 
-    `base_units` are those that are ready or asked for, so that a slow start never compounds.
+    `base_units` are those that are ready or requested, so that a slow start never compounds.
     """
     if base_units == 0:
         return _from_zero(demand, floor_units)
@@ -157,7 +157,7 @@ def _from_zero(demand: Demand, floor_units: int) -> Recommendation:
 
 
 def _kept_from_zero(units: int, demand: Demand) -> tuple[int, tuple[Clamp, ...]]:
-    """The last unit stays while anyone asks for anything, and while no gateway could tell of the next request."""
+    """Keep the last unit while there is demand, and while no gateway could report the next request."""
     if units > 0:
         return units, ()
     if demand.any:

@@ -1,4 +1,4 @@
-"""How a pool's members stand at a tick, for status, metrics and decision records."""
+"""Reports of a pool's members at a tick, for status, metrics and decision records."""
 
 from __future__ import annotations
 

@@ -50,9 +50,10 @@ class LowerToCeiling:
 class Cause:
     """One reason to rescue a member.
 
-    `why` says in words why it applies to a member, empty when it does not. `doubt`, where given, says why the sign is
-    not to be trusted, empty when it is; then the next cause is tried. `terms` are those of a donor's release. `more`
-    gives the terms on which the receiver gains once more in the same transition; without it one replica is gained.
+    `why` gives the reason as text, empty when the cause does not apply. `doubt`, where given, gives the reason why the
+    sign cannot be trusted, empty when it can; with a doubt the next cause is tried. `terms` are those of a donor's
+    release. `more` gives the terms on which the receiver gains once more in the same transition; without it one replica
+    is gained.
     """
 
     rule: Rule
@@ -121,7 +122,7 @@ class Rescue(Receiving):
 
 
 def _breach(arena: Arena, member: MemberState) -> str:
-    """A hard guard's breach says that Z is too kind: a donor that stays healthy may give, even to a Z above its own."""
+    """The hard guard that is breached, empty without one. It overrides Z: a healthy donor may give to a higher Z."""
     del arena
     return member.guard.hard if member.share.demand else ""
 

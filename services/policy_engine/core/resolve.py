@@ -1,7 +1,7 @@
-"""The whole pool solved again by load, and who is below what that gives.
+"""The replicas that each member would have by load, and which members are below that.
 
-`allocation: load` goes by the work of now, in the fast loop; `allocation: level` by the steady work, in the slow loop:
-it spreads the pool's room evenly before it is needed, above all once a burst is over.
+`allocation: load` uses the work of now, in the fast loop; `allocation: level` the steady work, in the slow loop: it
+spreads the pool's room evenly before it is needed, above all once a burst is over.
 
 The counts are found by marginal steps: from the floors on, each next replica goes to the member that is most pressed
 with what it has so far, as long as its GPUs are left. With equal footprints no other counts have a lower worst ρ. Only
@@ -58,16 +58,16 @@ def _need(member: MemberState, count: int, steady: bool) -> tuple[float, int, Me
 
 
 def more_below_target(arena: Arena, member: MemberState, *, steady: bool = False) -> Terms | None:
-    """On what terms the member gains once more; None when it has what the load asks for."""
+    """The terms on which the member gains once more; None when it has its replicas by load."""
     found = (terms for other, _, terms in below_target(arena, steady=steady) if other.key == member.key)
     return next(found, None)
 
 
 def below_target(arena: Arena, *, steady: bool = False) -> Iterator[tuple[MemberState, str, Terms]]:
-    """Members that should have more replicas, the most pressed first, and how donors have to stand afterwards.
+    """Members that should have more replicas, the most pressed first, with the reason and the terms of a release.
 
-    Little loads are let be, and a donor must end below the receiver by the rule's margin: so each move lowers the worst
-    ρ of those that it touches, and none is taken back while the load stays.
+    Low loads are ignored, and a donor must end below the receiver by the rule's margin: each move then lowers the worst
+    ρ of the members involved, and none is reversed while the load stays.
     """
     rule = arena.rules.load
     target = solve_counts(arena, steady=steady)

@@ -1,4 +1,4 @@
-"""Which decision records are dropped when there are too many: by subject, so that a busy one displaces no other's.
+"""Which decision records are dropped when there are too many: by subject, so that no subject displaces another's.
 
 Each subject (a service or a pool) keeps its newest `per_subject` records. All subjects together keep `in_all`; beyond
 that the oldest record of the subject with the most records goes, so a subject that holds no more than its equal share

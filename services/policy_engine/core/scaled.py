@@ -65,7 +65,10 @@ class ScaledInput:
 
 @dataclass(frozen=True, slots=True)
 class ScaledResult:
-    """The next state (with the counts to ask for), the decision worth a record, and why the service holds."""
+    """The next state (with the desired counts), the draft of a decision, and why the service holds.
+
+    `draft` is None when nothing is recorded.
+    """
 
     state: ScaledState
     draft: Draft | None
@@ -267,7 +270,7 @@ def _held(given: ScaledInput, tick: _Tick) -> ScaledResult:
 def _next_state(
     given: ScaledInput, tick: _Tick, *, desired: RoleCounts, history: History, notes: HoldNotes
 ) -> ScaledState:
-    """`queued` moves with the window, not with the tick: two ticks on one window do not see a queue that stands."""
+    """The next state. `queued` is updated once per window: two ticks on one window are no sign of a steady queue."""
     window_s = max((view.window_end_s or 0.0 for view in tick.views), default=0.0)
     if given.state.queued_at_s is not None and window_s <= given.state.queued_at_s:
         return replace(given.state, desired=desired, history=history, notes=notes)

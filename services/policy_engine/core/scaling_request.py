@@ -1,4 +1,4 @@
-"""What a scaled service asks the pre-scheduler for, and how many of its replicas count."""
+"""The scaling request of a scaled service, and how many of its replicas count."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scaling_request(
     writer: str = "",
     token: int = 0,
 ) -> ScalingRequest:
-    """The request for these counts. A role of the policy without a count is asked for with none.
+    """The request for these counts. A role of the policy without a count is requested with zero replicas.
 
     `created_s` is when the counts were decided: a request that is only refreshed keeps its place in the queue.
     """

@@ -24,7 +24,7 @@ class Sought:
 
 
 def pressure(member: MemberState) -> float:
-    """How pressed a member is: its ρ, else 1/Z, weighted by priority. 1 is just enough, and what cannot be told."""
+    """How pressed a member is: its ρ, else 1/Z, weighted by priority. 1 means just enough, or unknown."""
     if member.weighted_rho is not None:
         return member.weighted_rho
     return _inverse(member.weighted_z)
@@ -111,7 +111,7 @@ def _rank(
 
 
 def _outlook(arena: Arena, receiver: MemberState, plan: Plan, judged: list[tuple[MemberKey, Judgement]]) -> str:
-    """Why the pair was taken: how each side is expected to stand."""
+    """The reason of a pair that was taken: the predicted Z and ρ of both sides."""
     said = []
     for key, found in judged:
         rho = f", ρ {found.rho:.2f}" if found.rho is not None else ""
@@ -124,7 +124,7 @@ def _outlook(arena: Arena, receiver: MemberState, plan: Plan, judged: list[tuple
 
 
 def _filled(arena: Arena, plan: Plan, receiver: MemberState) -> Plan:
-    """Give what the releases free beyond the first wake to whoever needs it most: the receiver again, or another."""
+    """Give what the releases free beyond the first wake to the member in most need: the receiver again, or another."""
     while plan.spare_gpus > 0:
         extra = _next_filler(arena, plan, receiver)
         if extra is None:

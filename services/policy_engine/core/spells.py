@@ -1,10 +1,10 @@
-"""How long a member's needs last, as its own past tells.
+"""How long a member's needs last, learnt from its own past.
 
-A rescue takes seconds, and costs its donor a replica. Bursts of on-off traffic are over by then: the receiver has more
-than it needs, and the next burst is somebody else's. So each spell in which a member has more to do than it can is
-looked at again after a while: when little arrives by then, for the replicas that it had, the spell was brief. Whose
-spells are brief is rescued only once a need has lasted. One that does last is served seconds later, and makes the next
-be believed sooner.
+A rescue takes seconds and costs its donor a replica. A burst of on-off traffic is over by then: the receiver has more
+than it needs when the next member bursts. So each need, a time in which a member has more work than it can do, is
+judged again after a while: when little arrives by then for the replicas that it had, the need was brief. A member
+whose needs are brief is rescued only once a need has lasted. A need that lasts is served seconds later, and shortens
+the wait of the next one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class SpellMemory:
 def remember_spell(
     memory: SpellMemory, load: Load | None, end_s: float | None, rule: LoadRule, *, starved: bool
 ) -> SpellMemory:
-    """The memory after this window. `starved` says that its requests get less than they need, whatever
-    its load says."""
+    """The memory after this window. `starved`: its requests get less than they need, whatever its load is."""
     if load is None or end_s is None or end_s == memory.window_end_s:
         return memory
     if memory.window_end_s is not None and end_s < memory.window_end_s:

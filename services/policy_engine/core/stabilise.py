@@ -1,4 +1,4 @@
-"""From what the signals ask for to what may be done now: window, coolings, step and bounds, each clamp on record."""
+"""From the recommended units to those that may be set now: window, coolings, step and bounds, each with its clamp."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def remember(
     """Add a recommendation to the ring.
 
     After a gap (a first start, a restart, signals that were unfit for longer than `max_gap_s`) the present count
-    goes in first: who was not looking cannot say that load was low, so no scale-in passes before a whole window was
-    seen.
+    goes in first: the load during the gap is unknown, so no scale-in passes before a whole window was observed.
     """
     ring = tuple(entry for entry in history.recommendations if now_s - entry[0] <= window_s)
     if history.last_fit_s is None or now_s - history.last_fit_s > max_gap_s or now_s < history.last_fit_s:

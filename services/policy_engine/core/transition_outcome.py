@@ -103,8 +103,8 @@ def _members(changes: Iterable[ReplicaChange]) -> tuple[MemberKey, ...]:
 def awake_after(state: OperationState, *, released: Iterable[str], replicas: Iterable[Replica]) -> frozenset[str]:
     """Which replicas are awake after a transition whose operation ended in `state` without success.
 
-    One that was rolled back has given back those that it `released`. Of one that failed the life cycles of `replicas`,
-    as the actuator lists them then, say who is awake.
+    One that was rolled back has given back those that it `released`. After one that failed, those of `replicas` whose
+    life cycle is an awake one, as the actuator lists them then.
     """
     if state is not OperationState.FAILED:
         return frozenset(released)

@@ -40,8 +40,8 @@ class ShareState:
 class Share:
     """The service state of one member in one window.
 
-    `z` is None when it cannot be told. `idle` ranks above every number. `fit` is whether it may choose a receiver,
-    `fit_for_release` whether it may make a donor.
+    `z` is None when it is unknown. `idle` ranks above every number. `fit`: it may choose a receiver;
+    `fit_for_release`: it may make a donor.
     """
 
     z: float | None
@@ -68,10 +68,10 @@ def region_of(z: float, previous: Region, profile: TokenServiceShare) -> Region:
 def waiting_weight_of(weight: float | None, slo: Slo, role: Role, answer_tokens: float | None) -> float:
     """w_q, where a profile does not say it: the time of an answer at its TPOT target over the TTFT target.
 
-    By Little's law what runs and what waits take `running / decode_tps` and `waiting / request_rps` seconds, against
-    the two targets; with `answer_tokens = decode_tps / request_rps` the sum of both shares of the SLO is
-    `(running + w_q · waiting) / decode_tps / tpot target`. Never less than a running request. While no answer is known,
-    and for a prefill stage, which has none, it is the usual weight.
+    By Little's law running and waiting requests take `running / decode_tps` and `waiting / request_rps` seconds,
+    against the two targets; with `answer_tokens = decode_tps / request_rps` the sum of both shares of the SLO is
+    `(running + w_q · waiting) / decode_tps / tpot target`. It is at least 1, the weight of a running request. While no
+    answer is known, and for a prefill stage, which has none, it is the usual weight.
     """
     if weight is not None:
         return weight
@@ -91,8 +91,8 @@ def share_of(
 ) -> tuple[Share, ShareState]:
     """One member's share in its newest window, and the state for the next.
 
-    `waiting_weight` is `waiting_weight_of`; None: the profile's own. A window that was reckoned with already moves
-    `smoothed` no further.
+    `waiting_weight` is the result of `waiting_weight_of`; None: the profile's own. A window that was used already does
+    not change `smoothed` again.
     """
     held = front.held.number(0.0)
     if routable == 0:
@@ -139,7 +139,7 @@ def _needed(view: RoleSignals) -> tuple[Measurement, ...]:
 
 
 def _without_capacity(view: RoleSignals, held: float, previous: ShareState) -> tuple[Share, ShareState]:
-    """No routable replica: whoever asks gets nothing, and sleepers' frozen gauges say nothing."""
+    """The share without a routable replica: Z = 0 with demand. Sleepers' gauges are frozen and not used."""
     if held > NOTHING_WAITING:
         detail = f"{held:.0f} requests held and no routable replica"
         share = Share(0.0, Region.CRITICAL, False, True, held, 0.0, True, True, detail)

@@ -1,6 +1,6 @@
-"""Units: the one number that every stage before `coordinate` acts on, and its exchange with role counts.
+"""Units: the one number that every stage before `coordinate` acts on, and its conversion to role counts.
 
-A shape says for any roles how many replicas of each belong together:
+A shape gives, for any roles, how many replicas of each belong together:
 
 - a colocated service: one unit is one replica;
 - a strict shape, such as the P/D ratio p:d: one unit is p prefill and d decode replicas;
@@ -81,7 +81,7 @@ def shape_of(spec: ServicePolicySpec) -> UnitShape:
 
 @dataclass(frozen=True, slots=True)
 class UnitBounds:
-    """Inclusive bounds in units. `minimum` above `maximum` says that no whole unit satisfies the roles' bounds."""
+    """Inclusive bounds in units. `minimum` is above `maximum` when no whole unit satisfies the roles' bounds."""
 
     minimum: int
     maximum: int

@@ -1,4 +1,4 @@
-"""Closed words of decisions: rules, clamps, kinds, regions. Append-only: they are metric labels and a contract."""
+"""Closed enums of decisions: rules, clamps, kinds, regions. Append-only: they are metric labels and a contract."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rule(StrEnum):
 
 
 VOLUNTARY = frozenset({Rule.REBALANCE, Rule.LEVEL_LOAD, Rule.LEVEL_LATENCY})
-"""Rules that take from a donor while no rescue asks for it: their transitions give way to one that does."""
+"""Rules that take from a donor while no rescue needs it: their transitions give way to a rescue's."""
 
 
 class ClampKind(StrEnum):
@@ -65,7 +65,7 @@ class ClampKind(StrEnum):
 
 
 class Region(StrEnum):
-    """Where a service's Z lies."""
+    """The region of a service's Z."""
 
     CRITICAL = "CRITICAL"
     NOMINAL = "NOMINAL"

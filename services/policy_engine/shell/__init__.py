@@ -1,1 +1,1 @@
-"""I/O of the policy engine: store, actuators, gRPC, the loop that feeds the core and carries out what it says."""
+"""I/O of the policy engine: store, actuators, gRPC, and the loop that calls the core and carries out its decisions."""

@@ -37,7 +37,10 @@ def read_directory(directory: Path) -> list[Resource]:
 
 
 async def apply_directory(resources: list[Resource], servicer: PolicyServicer, context: ServiceContext) -> None:
-    """Apply what is absent, as soon as some process leads; then nothing more until the stop."""
+    """Apply resources that are absent, as soon as some process leads; then wait for the stop.
+
+    Raises StartupError for a resource that the engine refuses.
+    """
     waiting = list(resources)
     while waiting and not context.stopping.is_set():
         try:

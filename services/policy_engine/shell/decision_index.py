@@ -67,7 +67,7 @@ class DecisionIndex:
         return [self._records[name] for name in sorted(self._open.get(subject, ()))]
 
     def set_live(self, subjects: Set[str]) -> None:
-        """Say which services and pools exist: of the others only some subjects' records are kept."""
+        """Set the services and pools that exist: of the others only some subjects' records are kept."""
         if self._live is None or self._live != subjects:
             self._live = frozenset(subjects)
             self._may_exceed = True

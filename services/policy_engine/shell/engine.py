@@ -1,8 +1,8 @@
-"""The loop: leadership, turns, and what a turn needs from the store and the actuators.
+"""The engine's loop: leadership, turns, and what a turn reads from the store and the actuators.
 
 The leader decides and writes; a follower makes the same turns on the stored state and writes nothing, so that its
-status is fresh and it can take over. Without the store nothing is decided: actuators and pre-scheduler keep what they
-have.
+status is fresh and it can take over. Without the store nothing is decided: actuators and pre-scheduler keep the last
+desired state.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ log = structlog.get_logger(__name__)
 
 # Between two turns at least: operations that end in a row make one early turn, not many.
 MIN_PAUSE_S = 0.02
-# While windows bring the turns, one that time alone brings comes this much later, or it would take their place just
-# before the next window. Nothing is heard of windows for so many ticks: they bring no turns.
+# While new windows start the turns, one that is due by time alone waits this share of a tick longer: else it would run
+# just before the next window. After so many ticks without a window, time alone starts them again.
 WINDOW_GRACE = 0.25
 WINDOWS_GONE = 3.0
 
@@ -66,8 +66,8 @@ class Engine:
             now=self.clock.now_s,
         )
         self.catalog = Catalog(store)
-        # What a turn has been waiting for makes the next one come at once: new windows, the end of an operation, which
-        # frees its pool for the next transition, the lease, an actuator that answers.
+        # Starts the next turn at once: new windows, the end of an operation (its pool is free for the next transition),
+        # the lease, an actuator that answers again.
         self._early = asyncio.Event()
         self._windows_at_s = float("-inf")
         self.fleet = Fleet(
@@ -84,7 +84,7 @@ class Engine:
         self.scaled = ScaledRunner(store, self.fleet, self.writer, self.log, settings.publish_expiry_s)
         self.memory = Memory()
         self._refused = RefusedLog()
-        # Turns and changes of resources take it in turn: a change is never seen by half of a turn.
+        # Turns and changes of resources exclude each other: a change is never seen by half of a turn.
         self.lock = asyncio.Lock()
         self.last_turn_s = 0.0
         self.last_observed = Observed()
@@ -94,7 +94,7 @@ class Engine:
         self._complained = ""
 
     async def run(self) -> None:
-        """A turn when windows were written or there is other news, at a steady pace without, until the stop."""
+        """Make a turn whenever windows were written or something else is new, and at a steady pace otherwise."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not self.context.stopping.is_set():
@@ -148,8 +148,8 @@ class Engine:
             self._complained = ""
 
     async def _step_down(self, error: FencedOff) -> None:
-        """Give the lease up. A token that others have seen and the store has lost is told to the store first, so that
-        the next one is higher."""
+        """Give the lease up. If others have seen a token that the store has lost, the store's counter is raised first,
+        so that the next token is higher."""
         try:
             with contextlib.suppress(FencedOff):  # the store knows of a newer leader already
                 await fenced_write(self.store, keys.POLICY_ENGINE, error.current_token, [])
@@ -201,7 +201,7 @@ class Engine:
                 raise result
 
     async def _load(self, token: int | None) -> None:
-        """Take up the stored state. What this process published and the store has lost is written again."""
+        """Read the stored state. Desired states that were published and the store has lost are written again."""
         before, self.memory = self.memory, await load_memory(self.store)
         if token is None:
             self._loaded_token = None
@@ -221,7 +221,7 @@ class Engine:
         log.info("leading", token=token, pools=len(self.memory.desired), services=len(self.memory.scaled))
 
     async def look(self, snapshot: Snapshot, token: int | None) -> Turn:
-        """Everything that a turn looks at."""
+        """Read everything that a turn decides on."""
         routable: dict[MemberKey, list[str]] = {}
         for link in self.fleet.links.values():
             for replica in link.replicas.values():

@@ -94,7 +94,7 @@ def _service(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateRespon
     if held:
         return policy_pb2.EvaluateResponse(reason=held)
     given: ScaledInput = engine.scaled.gather(policy, turn, engine.memory)
-    # A dry run tells of every clamp, not only of those that no record tells of yet.
+    # A dry run shows every clamp, also those that have been recorded already.
     given = replace(given, state=replace(given.state, notes=()))
     result = decide_scaled(given)
     return _answer(result.draft, given, turn, result.holding or "the signals ask for what there is")

@@ -1,8 +1,8 @@
 """What releases before schema numbers kept in the store (schema 1 of the store), read into records of schema 1.
 
-The models are frozen: they say what those releases wrote, and do not follow the engine's types. States were JSON;
+The models are frozen: they describe what those releases wrote, and do not follow the engine's types. States were JSON;
 a pool's desired state was the bare message that its actuator gets. Each function raises ValueError, or protobuf's
-DecodeError, for what it cannot read.
+DecodeError, for bytes that it cannot read.
 """
 
 from __future__ import annotations

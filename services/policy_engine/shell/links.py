@@ -1,6 +1,6 @@
 """The engine's view of every cluster's actuator: its replicas and operations, kept by watching.
 
-An actuator that is silent is lost: its last picture is kept to show, and its services hold.
+An actuator that does not answer counts as lost: its last replicas and operations are kept to show, its services hold.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ COUNT_TIMEOUT_S = 1.0
 
 
 class ActuatorLink:
-    """One actuator: its channel, and what its watches said last.
+    """One actuator: its channel, and the newest state from its watches.
 
-    `generation` grows with every snapshot of replicas, so that a publisher can tell that the actuator came back.
+    `generation` grows with every snapshot of replicas, so that a publisher notices that the actuator came back.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ActuatorLink:
     async def in_flight(self, pool: str) -> dict[str, int | None]:
         """Requests in each of the pool's servers, as the actuator last saw them; empty when it does not answer.
 
-        A watch tells a count only when something else of a replica changes, which may be long ago.
+        A watch brings a count only when something else of a replica changes, which may be long ago.
         """
         found: dict[str, int | None] = {}
         page_token = ""
@@ -98,7 +98,7 @@ class ActuatorLink:
         return _replicas(answer.replicas)
 
     def take_operation(self, message: actuator_pb2.Operation) -> Operation:
-        """An operation as an answer or a watch brought it; an older one never replaces one that has ended."""
+        """Keep an operation from an answer or a watch; an older form never replaces one that has ended."""
         operation = operation_from_proto(message)
         known = self.operations.get(operation.operation_id)
         if known is not None and known.finished and not operation.finished:

@@ -1,4 +1,4 @@
-"""What the engine keeps in the store from turn to turn, so that the next leader goes on where the last one stopped.
+"""What the engine keeps in the store between turns, so that the next leader goes on where the last one stopped.
 
 A record that cannot be read is refused by itself: it is kept as it is, and its subject, a pool or a scaled service, is
 held until an operator has restored or removed the record. The store's copy is written first, always.

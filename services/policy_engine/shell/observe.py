@@ -25,7 +25,7 @@ FRONT_DOOR_ROLE = "ROLE_UNSPECIFIED"
 
 @dataclass(frozen=True)
 class Observed:
-    """The newest observation of every role and front door that was asked for; absent where there is none."""
+    """The newest observation of every role and front door that was wanted; absent where there is none."""
 
     roles: Mapping[MemberKey, RoleSignals] = field(default_factory=dict)
     fronts: Mapping[str, FrontDoor] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Runs pools: lays them out, feeds the arbiter, writes what it decides, publishes it, and sees what came of it.
+"""Runs pools: lays them out, calls the arbiter, writes its decisions, publishes them and follows their operations.
 
-A decision and the new desired state are in the store before the actuator hears of them; it is told again until it has
-acknowledged that revision, after its restarts and by new leaders too.
+A decision and the new desired state are in the store before they are sent to the actuator. They are sent again until
+the actuator has acknowledged that revision, after its restarts and by new leaders too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PoolReport:
 
 @dataclass
 class _Layout:
-    """The overlay that the resources ask for, made once per version of them and of who lives there already."""
+    """The overlay that the resources ask for, made once per version of them and of the replicas that exist there."""
 
     etags: tuple[tuple[str, str], ...] = ()
     residents: tuple[Resident, ...] = ()
@@ -98,7 +98,7 @@ class PoolRunner:
             await self.publisher.preempt(link, result)
 
     async def _hold(self, pool: Pool, turn: Turn, memory: Memory) -> None:
-        """A pool of which a record cannot be read: nothing is decided, its last desired state goes on."""
+        """Hold a pool of which a record cannot be read: nothing is decided, its last desired state stays in force."""
         desired = memory.desired.get(pool.name)
         self.reports[pool.name] = PoolReport(pool, None, desired, memory.why_pool_held(pool.name))
         link = self.fleet.links.get(pool.spec.cluster)
@@ -142,7 +142,7 @@ class PoolRunner:
     async def _lay_out(
         self, pool: Pool, policies: tuple[ServicePolicy, ...], layout: _Layout, turn: Turn, memory: Memory
     ) -> None:
-        """Birth, a new layout, or new bounds of a pool that stays laid out as it is."""
+        """Lay a pool out for the first time or anew, or give its state new bounds where the layout stays."""
         desired = memory.desired.get(pool.name)
         if desired is not None and desired.overlay == layout.overlay:
             wish = rebound(desired, pool, policies)

@@ -1,6 +1,6 @@
-"""Tells actuators a pool's desired state until they have it, and writes down what came of each transition.
+"""Sends a pool's desired state to its actuator until it is acknowledged, and records the outcome of each transition.
 
-Several transitions may be under way on a large pool, each with a record and an operation of its own: the next one is
+Several transitions may be under way in a large pool, each with a record and an operation of its own: the next one is
 only decided once the actuator has given the last one its operation.
 """
 
@@ -57,7 +57,7 @@ _OUTCOMES = {
 
 @dataclass
 class Publisher:
-    """What each actuator has acknowledged, and what is left to tell. Nothing here outlives the process."""
+    """What each actuator has acknowledged, and what is left to send. Kept in memory alone."""
 
     writer: Writer
     log: DecisionLog
@@ -85,7 +85,7 @@ class Publisher:
         await self._acknowledge(pool, link, turn, memory, response)
 
     def refusal(self, desired: DesiredPool) -> str:
-        """Why the actuator does not take this state; empty when it does, or has not said."""
+        """Why the actuator refused this state; empty when it did not, or has not answered yet."""
         found = self._refusals.get(desired.pool)
         return found.detail if found is not None and found.state_revision == desired.state_revision else ""
 
@@ -132,11 +132,11 @@ class Publisher:
                 await self._conclude(pool, link, turn, memory, record, operation.state, operation.detail)
 
     def under_way(self, pool: str) -> tuple[UnderWay, ...]:
-        """Transitions, and births, that the actuator works on; one that it has not taken yet bars all others."""
+        """Transitions and first layouts under way; one that the actuator has not taken yet bars all others."""
         return tuple(_under_way(record) for record in self.log.pending_of(pool))
 
     async def preempt(self, link: ActuatorLink, result: PoolResult) -> None:
-        """Ask for the roll-back of the transition that is to give way, once; the watch brings its end."""
+        """Cancel, once, the operation of a transition that is to give way; the watch brings its end."""
         reason = preemption(result, known=link.operations, cancelled=self._preempted)
         if not reason:
             return
@@ -211,7 +211,7 @@ class Publisher:
             return link.replicas.values()
 
     async def _operation(self, link: ActuatorLink, operation_id: str) -> Operation | None:
-        """The operation as last heard of; asked for when no watch has told it. Forgotten counts as failed."""
+        """The operation as last received, or asked for where no watch has sent it. A forgotten one counts as failed."""
         known = link.operations.get(operation_id)
         if known is not None:
             return known

@@ -1,8 +1,8 @@
 """Decision records in the store: written by the leader in one step with what they decide, read by every process.
 
 The hash holds the newest form of each record by id; the leader drops from it what is beyond the limits of retention.
-The stream carries each record as it was written, and again with each new outcome: news of bounded length, which every
-process follows into memory, where it serves reads and watches.
+The stream has each record as it was written, and again with each new outcome. Its length is bounded; every process
+follows it and keeps the records in memory for reads and watches.
 The input that a record was made from is written once, in a hash of its own, and read when it is asked for.
 """
 
@@ -112,9 +112,9 @@ class DecisionLog:
             self._take(without_input(record))
 
     def set_live(self, subjects: Set[str], *, leading: bool) -> None:
-        """Say which services and pools exist, for the retention of what was decided on others.
+        """Set the services and pools that exist: of others, only some subjects' decisions are kept.
 
-        A process that does not lead drops from its memory alone.
+        A process that does not lead drops records from its memory alone.
         """
         self._live = subjects
         self._index.set_live(subjects)
@@ -181,7 +181,7 @@ class DecisionLog:
                     stale = False
                 stale = not await self.follow()
             except StoreUnavailable:
-                # The store may come back without its last second; the hash tells what is left.
+                # The store may come back without its last second; the hash has what is left.
                 stale = True
             except CorruptEntry as error:
                 log.warning("the decision stream does not parse; reading on from its end", error=str(error))

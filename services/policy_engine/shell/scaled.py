@@ -100,7 +100,7 @@ class ScaledRunner:
         memory.requests.update(requests)
 
     def _refreshed(self, request: scheduler_pb2.ScalingRequest, turn: Turn) -> scheduler_pb2.ScalingRequest:
-        """The last request of a held service, valid for longer: it asks for what it asked for."""
+        """The last request of a held service, valid for longer and otherwise unchanged."""
         refreshed = scheduler_pb2.ScalingRequest()
         refreshed.CopyFrom(request)
         refreshed.fencing.CopyFrom(turn.fencing())
@@ -119,7 +119,7 @@ class ScaledRunner:
         front = turn.observed.fronts.get(policy.name)
         state = memory.scaled.get(policy.name, ScaledState())
         if state.desired is not None and not _same_roles(policy, state.desired):
-            # The policy's roles were changed: what was asked of a role that is no more says nothing about new ones.
+            # The policy's roles were changed: counts of roles that are gone do not apply to new ones.
             state = ScaledState()
         return ScaledInput(
             now_s=turn.now_s,
@@ -155,7 +155,7 @@ class ScaledRunner:
         memory: Memory,
         turn: Turn,
     ) -> float:
-        """When what is asked for was decided: a request that is only refreshed keeps its place in the queue."""
+        """When the requested counts were decided: a request that is only refreshed keeps its place in the queue."""
         if record is not None and record.decision_id == decision_id:
             return seconds_of(record.decide_time)
         before = memory.requests.get(service)
@@ -170,7 +170,7 @@ class ScaledRunner:
         open_records: dict[str, decision_pb2.Decision],
         turn: Turn,
     ) -> None:
-        """Close the service's earlier decisions that nothing came of yet."""
+        """Close the service's earlier decisions whose outcome is open or denied."""
         for earlier in self.log.newest(subject=service, count=20):
             current = open_records.get(earlier.decision_id, earlier)
             unsettled = current.outcome.state in (
@@ -186,7 +186,7 @@ class ScaledRunner:
                 )
 
     async def _outcomes(self, memory: Memory, turn: Turn) -> dict[str, decision_pb2.Decision]:
-        """New outcomes of the decisions that stand, from the pre-scheduler's results."""
+        """New outcomes of the decisions in force, from the pre-scheduler's results."""
         changed: dict[str, decision_pb2.Decision] = {}
         self.refused_results = {}
         for service, raw in await read_hash(self.store, keys.schedule_results()):
@@ -211,7 +211,7 @@ class ScaledRunner:
         if result.outcome == scheduler_pb2.SCHEDULING_OUTCOME_DENIED:
             constraint = scheduler_pb2.BindingConstraint.Name(result.binding_constraint)
             name = constraint.removeprefix("BINDING_CONSTRAINT_").lower().replace("_", " ")
-            # A refused write is a matter of the moment, and written again in the next cycle; a lack is an answer.
+            # A refused write is tried again in the next cycle, so the outcome stays open; a lack of capacity is one.
             refused = result.binding_constraint == scheduler_pb2.BINDING_CONSTRAINT_ACTUATOR_REFUSED
             state = decision_pb2.OUTCOME_STATE_PENDING if refused else decision_pb2.OUTCOME_STATE_DENIED
             return state, f"{name}: {result.detail}"
@@ -235,7 +235,7 @@ class ScaledRunner:
 
 
 def _held(policy: ServicePolicy, memory: Memory) -> ScaledReport:
-    """A service of which a record cannot be read: nothing is decided, its last request goes on."""
+    """The report of a service of which a record cannot be read: nothing is decided, its last request stays in force."""
     state = memory.scaled.get(policy.name, ScaledState())
     request = memory.requests.get(policy.name)
     if state.desired is None and request is not None:

@@ -1,4 +1,4 @@
-"""GetStatus: the last turn's picture of every service, pool and cluster."""
+"""GetStatus: every service, pool and cluster as of the last turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trimtab.words import Role
 
 
 def status(engine: Engine) -> policy_pb2.GetStatusResponse:
-    """The whole of it. Desired counts and Z are of the last turn, replicas of now."""
+    """The answer to GetStatus. Desired counts and Z are of the last turn, replicas of now."""
     response = policy_pb2.GetStatusResponse(leader=engine.lease.held)
     response.as_of.CopyFrom(timestamp_of(engine.last_turn_s))
     response.fencing.CopyFrom(types_pb2.Fencing(writer=keys.POLICY_ENGINE, token=engine.known_token))

@@ -1,4 +1,4 @@
-"""What one turn of the engine's loop has in hand, and how a turn writes."""
+"""The inputs of one turn of the engine's loop, and the writer of its decisions and states."""
 
 from __future__ import annotations
 
