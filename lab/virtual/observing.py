@@ -20,7 +20,7 @@ from metrics_collector.core.schema import Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window, window_length_s
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.role_merge import merge
 from trimtab.domain.role_signals import FrontDoor, RoleSignals, front_door, role_signals
 from trimtab.words import Role

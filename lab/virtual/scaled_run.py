@@ -21,8 +21,8 @@ from lab.virtual.scaled_control import ScaledController, ScaledLook
 from lab.virtual.servers import VirtualServers
 from lab.virtual.serving import Serving
 from lab.virtual.staged_gateway import StagedGateway
-from policy_engine.core.scaling_request import exists, scaling_request
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.scaled.scaling_request import exists, scaling_request
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
 from simulator.core.requests import FinishedRequest

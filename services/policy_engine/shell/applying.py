@@ -62,7 +62,7 @@ def _parsed(kind: ResourceKind[R, Any], message: Any, field: str) -> R:
 
 
 class Applier:
-    """The leader's hand on the catalog. Every change happens between two turns of the engine."""
+    """The leader's hand on the catalog. Every change happens between two cycles of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.domain.observation import RoleObservation
 from trimtab.domain.role_merge import merge

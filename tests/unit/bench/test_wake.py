@@ -12,8 +12,8 @@ import pytest
 from bench._wake_cells import DRAIN_S, FAST_S, PROFILE, Cell
 from bench._wake_timeline import Stage, Timeline, WindowSeen, cpu_waits_s, decisions_of, stages_of, windows_of
 from bench.wake import SCRAPE_S, Measured, bars, percentile
-from policy_engine.core.pool import PoolInput, PoolState
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.decide import PoolInput, PoolState
+from policy_engine.core.shared.vocabulary import MemberKey
 from policy_engine.shell.replay import encode_input
 from simulator.profiles import packaged_profiles
 from trimtab.api.actuator.v1 import actuator_pb2

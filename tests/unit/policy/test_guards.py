@@ -2,7 +2,7 @@
 
 import pytest
 
-from policy_engine.core.guards import GuardState, QueueMemory, check_guards, lost_ratio, remember_queue
+from policy_engine.core.pool.guards import GuardState, QueueMemory, check_guards, lost_ratio, remember_queue
 from trimtab.config.specs import Guards
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals

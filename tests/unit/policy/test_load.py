@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from policy_engine.core.load import (
+from policy_engine.core.pool.load import (
     ArrivalMemory,
     Load,
     OutputMemory,

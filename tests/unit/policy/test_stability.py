@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.pool import PoolState, UnderWay, decide_pool
-from policy_engine.core.vocabulary import MemberKey
-from tests.unit.policy.births import born, facts
+from policy_engine.core.pool.decide import PoolState, UnderWay, decide_pool
+from policy_engine.core.shared.vocabulary import MemberKey
+from tests.unit.policy.initial_layouts import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals

@@ -23,8 +23,8 @@ from lab.calibration.sweeps import Sweep, made_up, requests_for, steps
 from lab.calibration.watching import stage_pressures
 from lab.calibration.windows import Windows, joined
 from lab.evaluation.statistics import Slo
-from policy_engine.core.load import OutputMemory, remember_output
-from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
+from policy_engine.core.pool.load import OutputMemory, remember_output
+from policy_engine.core.pool.tss import ShareState, share_of, waiting_weight_of
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
 from trimtab.cli.main import app

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.virtual.counts import choose_awake
-from policy_engine.core.overlay import OverlayReplica, adopt_awake
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.gpu_layout import OverlayReplica, adopt_awake
+from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.replica import Replica
 from trimtab.words import LifeCycle, Role
 

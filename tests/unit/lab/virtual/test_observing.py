@@ -18,7 +18,7 @@ from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.engine import Engine
 from simulator.core.event_engine import EventEngine
 from simulator.core.profile import Profile

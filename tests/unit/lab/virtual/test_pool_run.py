@@ -19,7 +19,7 @@ from lab.virtual.gpu_outputs import GPU_POWER
 from lab.virtual.pool_run import START_S, PoolRun, PoolSetup, WindowPace, run_pool
 from lab.virtual.result import RunResult
 from lab.virtual.servers import ServerState
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.memory import OutOfMemory
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
