@@ -14,7 +14,7 @@ from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.fencing import Refused
 from actuator.core.model import Meta, Operation, OperationKind, OperationState, Pool, Replica, State
 from actuator.core.refused import RefusedKind
-from actuator.core.world import Listed, RunState, Sight, World
+from actuator.core.world import Listed, ProbeResult, RunState, World
 from actuator.shell.controller import Controller, ControllerParts
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
@@ -99,7 +99,7 @@ class Cluster:
             lease=self.lease,
             records=self.records,
             observer=SimpleNamespace(complete=True, world=lambda _busy: self.world(), look_soon=lambda: None),
-            publisher=Publisher(cluster="local", sight=lambda _name: None),
+            publisher=Publisher(cluster="local", probe=lambda _name: None),
             routing=StreamRouting(cluster="local", lease_s=3.0),
             metrics=ActuatorMetrics(self.registry),
             limits=LIMITS,
@@ -111,8 +111,8 @@ class Cluster:
     def world(self) -> World:
         self.steps += 1
         listed = Listed(**parts(SPEC), address="http://a-0", run_state=RunState.RUNNING)
-        sight = Sight(as_of_s=self.now_s, healthy=True, sleeping=False, in_flight=0)
-        return World(listed={"a-0": listed}, listed_as_of_s=self.now_s, sights={"a-0": sight})
+        probe = ProbeResult(as_of_s=self.now_s, healthy=True, sleeping=False, in_flight=0)
+        return World(listed={"a-0": listed}, listed_as_of_s=self.now_s, probes={"a-0": probe})
 
     async def raw(self, kind: RefusedKind) -> bytes | None:
         key, field, _ = WHERE[kind]

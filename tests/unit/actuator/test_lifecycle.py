@@ -7,7 +7,7 @@ import pytest
 from actuator.core import holds
 from actuator.core.endpoints import endpoint_of, gateway_requests, leased, unaware
 from actuator.core.fencing import Refused, check_expiry, check_token, remember_token
-from actuator.core.ledger import blockers
+from actuator.core.gpu_occupancy import blockers
 from actuator.core.lifecycle import TRANSITIONS, EdgeKind, ForbiddenTransition, edge, move, timeout_s
 from actuator.core.model import Gateway, Meta, Replica
 from actuator.core.world import GpuMemory, World

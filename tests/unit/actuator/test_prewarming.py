@@ -303,8 +303,8 @@ def test_a_server_that_would_come_up_on_more_gpus_than_are_made_free_keeps_the_o
     state, later_s = rig.memory, rig.now_s + LIMITS.prewarm_after_s
     for measured in (True, False):
         world = replace(rig.world(), measures_gpus=measured)
-        seen = {name: replace(sight, as_of_s=later_s) for name, sight in world.sights.items()}
-        opened = tick(state, replace(world, sights=seen), [], now_s=later_s, limits=LIMITS).state.operations
+        seen = {name: replace(probe, as_of_s=later_s) for name, probe in world.probes.items()}
+        opened = tick(state, replace(world, probes=seen), [], now_s=later_s, limits=LIMITS).state.operations
         assert any(o.kind is OperationKind.PREWARM for o in opened.values()) is measured
 
 

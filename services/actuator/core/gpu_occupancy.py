@@ -31,8 +31,8 @@ def occupies(replica: Replica, world: World) -> bool:
 
 
 def _up(replica: Replica, world: World) -> bool:
-    sight = world.sights.get(replica.name)
-    return sight is not None and sight.healthy
+    probe = world.probes.get(replica.name)
+    return probe is not None and probe.healthy
 
 
 def _measured(placed: PlacedSpec, world: World) -> bool:

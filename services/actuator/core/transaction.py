@@ -1,6 +1,6 @@
 """A working copy of the state inside one pure step: changes are collected, revisions are given at the end.
 
-``Draft`` is mutable so that the steps of a tick see one another's changes (two wakes never get one GPU); it never
+``Transaction`` is mutable so that the steps of a tick see one another's changes (two wakes never get one GPU); it never
 leaves the function that made it.
 """
 
@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from actuator.core import holds
 from actuator.core.endpoints import endpoints_of, leased
+from actuator.core.gpu_occupancy import taken_gpus
 from actuator.core.held import held
-from actuator.core.ledger import taken_gpus
 from actuator.core.lifecycle import move
 from actuator.core.model import FINISHED, ActionKind, Gateway, Gpu, Limits, Operation, Replica, State
 from actuator.core.refused import RefusedKind, RefusedRecord
-from actuator.core.world import Action, Outcome, Sight, World
+from actuator.core.world import Action, Outcome, ProbeResult, World
 from trimtab.words import HoldOwner, LifeCycle, Role
 
 
-class Draft:
+class Transaction:
     """One step's copy of the state, with what it was derived from."""
 
     def __init__(self, state: State, world: World, limits: Limits, now_s: float) -> None:
@@ -55,12 +55,12 @@ class Draft:
         """Puts a hold and keeps the result."""
         return self.keep(holds.put(replica, owner, reason=reason, now_s=self.now_s))
 
-    def sight(self, name: str) -> Sight | None:
+    def probe(self, name: str) -> ProbeResult | None:
         """The newest fresh look at a server; None when there is none."""
-        sight = self.world.sights.get(name)
-        if sight is None or self.now_s - sight.as_of_s > self.limits.fresh_s:
+        probe = self.world.probes.get(name)
+        if probe is None or self.now_s - probe.as_of_s > self.limits.fresh_s:
             return None
-        return sight
+        return probe
 
     def leased_gateways(self) -> list[Gateway]:
         """Gateways that may be routing."""
