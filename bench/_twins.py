@@ -74,7 +74,7 @@ PAIRS = (
         ),
         gone=(
             ("services/actuator/shell/codec.py", "node_table"),
-            ("services/prescheduler/shell/wire.py", "inventory"),
+            ("services/prescheduler/shell/codec.py", "inventory"),
             ("lab/virtual/placing.py", "_group_request"),
         ),
     ),

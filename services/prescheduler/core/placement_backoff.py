@@ -15,7 +15,7 @@ FORGET_AFTER_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Backoff:
     """How often a decision has placed replicas lately, and when it may again if those of the last time are gone."""
 
     decision_id: str
@@ -25,27 +25,29 @@ class Pace:
     replicas: frozenset[str]
 
 
-def wait_until(paces: Mapping[str, Pace], service: str, decision_id: str, now_s: float) -> Pace | None:
+def wait_until(backoffs: Mapping[str, Backoff], service: str, decision_id: str, now_s: float) -> Backoff | None:
     """The pace of a decision whose next time has not come; None when it may place.
 
     It binds only when replicas of the last time are gone: a decision that is placed bit by bit need not wait.
     """
-    pace = paces.get(service)
+    pace = backoffs.get(service)
     if pace is None or pace.decision_id != decision_id or now_s >= pace.next_s:
         return None
     return pace
 
 
-def note_placements(paces: Mapping[str, Pace], plan: Plan, *, now_s: float, first_wait_s: float) -> dict[str, Pace]:
-    """The paces after a cycle whose accepted results are ``plan``; services without a result are forgotten."""
-    noted: dict[str, Pace] = {}
+def note_placements(
+    backoffs: Mapping[str, Backoff], plan: Plan, *, now_s: float, first_wait_s: float
+) -> dict[str, Backoff]:
+    """The backoffs after a cycle whose accepted results are ``plan``; services without a result are forgotten."""
+    noted: dict[str, Backoff] = {}
     for result in plan.results:
-        before = paces.get(result.service)
+        before = backoffs.get(result.service)
         current = before is not None and before.decision_id == result.decision_id
         added = frozenset(item.replica for group in result.groups for item in group.add)
         if added:
             earlier = before.placements if before and current and now_s - before.last_s < FORGET_AFTER_S else 0
-            noted[result.service] = Pace(
+            noted[result.service] = Backoff(
                 decision_id=result.decision_id,
                 placements=earlier + 1,
                 last_s=now_s,

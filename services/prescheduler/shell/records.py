@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from prescheduler.core.model import DeploymentGroup, ServiceResult
-from prescheduler.shell import wire
+from prescheduler.shell import codec
 from prescheduler.shell.parse import parse_request
 from prescheduler.shell.record_kinds import ANSWER, CYCLE, GROUP, RESULT
 from trimtab.api.scheduler.v1 import scheduler_pb2
@@ -42,7 +42,7 @@ class StandingRequests:
     """Changes when a request asks for something else; a renewed expiry alone does not change it."""
 
 
-class Ledger:
+class Records:
     """Reads of any process, fenced writes of the leader."""
 
     def __init__(self, store: Store, *, kept_cycles: int) -> None:
@@ -242,7 +242,7 @@ class Ledger:
         for group in groups:
             name = group_field(group.cluster, group.service, group.group)
             if name not in self._groups.refused:
-                merged[name] = wire.deployment_group_to_wire(group)
+                merged[name] = codec.deployment_group_to_wire(group)
         return merged
 
 

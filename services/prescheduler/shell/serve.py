@@ -7,8 +7,8 @@ import structlog
 
 from prescheduler.shell.clusters import Clusters
 from prescheduler.shell.follower import follow_cycles
-from prescheduler.shell.ledger import Ledger
 from prescheduler.shell.metrics import Metrics
+from prescheduler.shell.records import Records
 from prescheduler.shell.scheduler import Scheduler
 from prescheduler.shell.servicer import SERVICE_NAME, PreSchedulerServicer
 from prescheduler.shell.settings import PreSchedulerSettings
@@ -47,7 +47,7 @@ async def _serve(settings: PreSchedulerSettings, context: ServiceContext, store:
     await clock.refresh()
     metrics = Metrics(context.registry)
     lease = StoreLease(store, keys.PRESCHEDULER, f"{os.getpid()}-{uuid.uuid4().hex[:12]}", settings.lease_ttl_s)
-    ledger = Ledger(store, kept_cycles=settings.kept_cycles)
+    records = Records(store, kept_cycles=settings.kept_cycles)
     hub: WatchHub[scheduler_pb2.WatchCyclesResponse] = WatchHub(
         snapshot=tuple,
         bookmark=lambda: scheduler_pb2.WatchCyclesResponse(
@@ -55,11 +55,11 @@ async def _serve(settings: PreSchedulerSettings, context: ServiceContext, store:
         ),
         stopping=context.stopping,
     )
-    scheduler = Scheduler(settings, clusters=clusters, ledger=ledger, lease=lease, clock=clock, metrics=metrics)
+    scheduler = Scheduler(settings, clusters=clusters, records=records, lease=lease, clock=clock, metrics=metrics)
     server = RpcServer(settings, context)
     server.add(
         scheduler_pb2_grpc.add_PreSchedulerServiceServicer_to_server,
-        PreSchedulerServicer(scheduler, ledger, lease, hub),
+        PreSchedulerServicer(scheduler, records, lease, hub),
         SERVICE_NAME,
     )
     await server.start()
@@ -76,7 +76,7 @@ async def _serve(settings: PreSchedulerSettings, context: ServiceContext, store:
             clock.run(context.stopping),
             keep_lease(lease, context.stopping, on_change=leading),
             scheduler.run(context),
-            follow_cycles(ledger, publish, context),
+            follow_cycles(records, publish, context),
         )
     finally:
         await server.drain()
