@@ -13,7 +13,7 @@ from lab.virtual.observing import VirtualCollector
 from lab.virtual.recording import SCHEMA, EngineRecorder
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.page import PageReader
-from metrics_collector.core.roles import Roster, replica_values, role_windows
+from metrics_collector.core.roles import ExpectedReplicas, replica_values, role_windows
 from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
@@ -195,7 +195,7 @@ def through_messages(
     table: SeriesTable, targets: Mapping[str, MemberKey], routable: Mapping[MemberKey, Sequence[str]], end_s: float
 ) -> dict[MemberKey, RoleSignals]:
     """The live way: partials as messages, merged, read by the policy engine."""
-    roster = Roster.of(
+    expected_replicas = ExpectedReplicas.of(
         Target(
             target_id=name,
             address="",
@@ -210,10 +210,10 @@ def through_messages(
         )
         for name, key in targets.items()
     )
-    windows = table.close(roster.target_ids, Window(start_s=end_s - 5, end_s=end_s))
-    verdicts = judge_all(roster.target_ids, windows, {}, limits_s=roster.limits_s(lambda _: 10.0))
-    values = replica_values(roster, windows, verdicts, None)
-    closed = role_windows(roster, windows, verdicts, values, collector="c", replica_revisions={})
+    windows = table.close(expected_replicas.target_ids, Window(start_s=end_s - 5, end_s=end_s))
+    verdicts = judge_all(expected_replicas.target_ids, windows, {}, limits_s=expected_replicas.limits_s(lambda _: 10.0))
+    values = replica_values(expected_replicas, windows, verdicts, None)
+    closed = role_windows(expected_replicas, windows, verdicts, values, collector="c", replica_revisions={})
     found: dict[MemberKey, RoleSignals] = {}
     for data in [role_window_to_proto(window).SerializeToString() for window in closed]:
         window = role_window_from_proto(pb.RolePartial.FromString(data))

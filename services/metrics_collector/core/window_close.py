@@ -11,9 +11,9 @@ from itertools import groupby
 import numpy as np
 
 from metrics_collector.core.counting import Bools, Floats
-from metrics_collector.core.gpuboard import GpuAverages
-from metrics_collector.core.liveness import Verdicts, Witness, judge_all
-from metrics_collector.core.roles import Roster, replica_values, role_windows
+from metrics_collector.core.gpu_table import GpuAverages
+from metrics_collector.core.liveness import LivenessReport, Verdicts, judge_all
+from metrics_collector.core.roles import ExpectedReplicas, replica_values, role_windows
 from metrics_collector.core.samples import EncodedSample, Identity, Rows, encode, identity
 from metrics_collector.core.schema import Schema
 from metrics_collector.core.table import SeriesTable
@@ -29,7 +29,7 @@ SLICE_TARGETS = 1000
 class Slice:
     """Some services' targets. ``limits_s`` (n,) are their longest iterations."""
 
-    roster: Roster
+    expected_replicas: ExpectedReplicas
     identities: tuple[Identity, ...]
     limits_s: Floats
 
@@ -38,7 +38,7 @@ class Slice:
 class ClosedSlice:
     """What a window of a slice brings. ``still`` (n,): targets whose counters stand, or who sleep."""
 
-    roster: Roster
+    expected_replicas: ExpectedReplicas
     role_windows: list[RoleWindow]
     samples: list[EncodedSample]
     schemas: frozenset[Schema]
@@ -54,9 +54,17 @@ def slices_of(targets: Iterable[Target], *, collector: str, stuck_after_s: Calla
 
     def cut() -> None:
         if waiting:
-            roster = Roster.of(waiting)
-            identities = tuple(identity(target.key, target.replica, collector=collector) for target in roster.targets)
-            found.append(Slice(roster=roster, identities=identities, limits_s=roster.limits_s(stuck_after_s)))
+            expected_replicas = ExpectedReplicas.of(waiting)
+            identities = tuple(
+                identity(target.key, target.replica, collector=collector) for target in expected_replicas.targets
+            )
+            found.append(
+                Slice(
+                    expected_replicas=expected_replicas,
+                    identities=identities,
+                    limits_s=expected_replicas.limits_s(stuck_after_s),
+                )
+            )
             waiting.clear()
 
     for _, own in groupby(placed, key=lambda target: target.service):
@@ -74,24 +82,26 @@ def close_slice(
     window: Window,
     *,
     states: Sequence["pb.TargetState.ValueType"],
-    witnesses: Mapping[str, Witness],
+    witnesses: Mapping[str, LivenessReport],
     gpus: Mapping[str, GpuAverages] | None,
     collector: str,
     replica_revisions: Mapping[str, int],
 ) -> ClosedSlice:
     """Close ``window`` over a slice. ``states`` has a state for every target whose scrapes fail, else unspecified, in
-    the roster's order; ``witnesses`` and ``gpus`` are by target."""
-    roster = part.roster
-    windows = table.close(roster.target_ids, window)
-    verdicts = judge_all(roster.target_ids, windows, witnesses, limits_s=part.limits_s)
-    values = replica_values(roster, windows, verdicts, gpus)
-    found = role_windows(roster, windows, verdicts, values, collector=collector, replica_revisions=replica_revisions)
+    the expected_replicas's order; ``witnesses`` and ``gpus`` are by target."""
+    expected_replicas = part.expected_replicas
+    windows = table.close(expected_replicas.target_ids, window)
+    verdicts = judge_all(expected_replicas.target_ids, windows, witnesses, limits_s=part.limits_s)
+    values = replica_values(expected_replicas, windows, verdicts, gpus)
+    found = role_windows(
+        expected_replicas, windows, verdicts, values, collector=collector, replica_revisions=replica_revisions
+    )
     failing = np.array(states, dtype=np.uint8)
     shown = np.where(failing != pb.TARGET_STATE_UNSPECIFIED, failing, verdicts.states)
     qualities = windows.qualities(verdicts.stuck)
     samples: list[EncodedSample] = []
     schemas: set[Schema] = set()
-    for rows in table.levels(roster.target_ids):
+    for rows in table.levels(expected_replicas.target_ids):
         own = rows.positions
         schemas.add(rows.schema)
         samples += encode(
@@ -106,7 +116,7 @@ def close_slice(
             )
         )
     return ClosedSlice(
-        roster=roster,
+        expected_replicas=expected_replicas,
         role_windows=found,
         samples=samples,
         schemas=frozenset(schemas),

@@ -13,8 +13,8 @@ from functools import lru_cache
 from operator import eq, getitem, itemgetter
 from typing import NamedTuple, cast
 
-from metrics_collector.core.pageplan import Series, plan_of
-from metrics_collector.core.pagerow import Plan
+from metrics_collector.core.parser.plan import Series, plan_of
+from metrics_collector.core.parser.row import Plan
 from trimtab.domain.dialects.model import HISTOGRAM_SUFFIXES, Dialect, Kind, counter_spellings
 
 MAX_LINES_PER_FAMILY = 5_000

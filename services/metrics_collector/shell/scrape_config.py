@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 _TOKEN_POLL_S = 1.0
 
 
-class RulesByService:
+class ScrapeConfigs:
     """The rules of each target. Token files are looked at once a second."""
 
     def __init__(self, settings: CollectorSettings, dialects: Sequence[Dialect]) -> None:

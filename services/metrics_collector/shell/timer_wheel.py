@@ -12,7 +12,7 @@ from time import monotonic
 SLOT_S = 0.004
 
 
-class Wheel:
+class TimerWheel:
     """Calls functions at moments of the running loop's clock. ``failure`` gets what the first of them raised."""
 
     def __init__(self) -> None:

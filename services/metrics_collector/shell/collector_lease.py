@@ -59,7 +59,7 @@ return 0
 """
 
 
-class Membership:
+class CollectorLease:
     """One collector among those that share targets.
 
     ``join`` before anything is scraped, then ``run``; ``leave`` at an orderly stop. ``on_settled`` is called when the

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from metrics_collector.core.pagerow import COLUMN, Groups, Histogram, Plan, Prefill
+from metrics_collector.core.parser.row import COLUMN, Groups, Histogram, Plan, Prefill
 from metrics_collector.core.schema import HistogramColumns, schema_of
 from trimtab.domain.dialects.model import Combine, Dialect, Family, Kind, Quantity, Source, counter_spellings
 from trimtab.domain.signals import Counter, Latency

@@ -1,6 +1,6 @@
 """The GPUs of all nodes over time: averages over a window, and each replica's share of them.
 
-    board = GpuBoard(keep_s=10)
+    board = GpuTable(keep_s=10)
     board.put("node-a", read_gpu_page(page), at_s=now)
     window = board.window(Window(start_s=…, end_s=…))
     window.for_replicas([GpuClaim(replica="chat-0", node="node-a", gpu_indices=(0, 1), counts=True), …])
@@ -89,7 +89,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-class GpuBoard:
+class GpuTable:
     """The readings of the last ``keep_s`` seconds of every node, at most ``MAX_READINGS`` each. It holds state, and
     does no I/O."""
 

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from metrics_collector.core.schema import Reading
 from metrics_collector.core.targets import RoleKey, Target
 from metrics_collector.shell.archive import Archive
-from metrics_collector.shell.membership import Membership
+from metrics_collector.shell.collector_lease import CollectorLease
 from trimtab.rpc.run import ServiceContext
 from trimtab.store.errors import StoreUnavailable
 
@@ -27,15 +27,15 @@ Seeds = Mapping[str, tuple[float, Reading]]
 """Target → when its page was read last, on the store's clock, and the page's row."""
 
 
-class Allotment:
-    """``update`` with every change of targets; ``settled`` when the members have changed (``Membership.on_settled``).
+class TargetAssignment:
+    """``update`` with every change of targets; ``settled`` when the members have changed (``CollectorLease.on_settled``).
 
     ``apply`` gets the targets to scrape from now on, and the seeds of those that are new, for ``SeriesTable.seed``.
     """
 
     def __init__(
         self,
-        membership: Membership,
+        membership: CollectorLease,
         archive: Archive,
         *,
         apply: Callable[[Mapping[str, Target], Seeds], None],
