@@ -16,7 +16,7 @@ from policy_engine.core.pool.load import FEW_REQUESTS_RPS, outputs_kept
 from policy_engine.core.pool.tss import NOTHING_WAITING, waiting_weight_of
 from trimtab.config.specs import Slo as SloSpec
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

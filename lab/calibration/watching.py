@@ -24,7 +24,7 @@ from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import RoleSignals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 WINDOW_S = 5.0
 SCRAPE_S = 1.0

@@ -37,7 +37,7 @@ from simulator.core.profile import Profile
 from trimtab.domain.operation import Operation
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 GATEWAY = "gateway"
 WRITER = "policy-engine"

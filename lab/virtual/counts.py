@@ -18,7 +18,7 @@ from policy_engine.core.pool.transition_outcome import awake_after
 from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.operation import Operation, OperationState, StepKind
 from trimtab.domain.replica import Replica as ListedReplica
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 Tick = Callable[[FleetView], Desired]
 

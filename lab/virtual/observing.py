@@ -23,7 +23,7 @@ from metrics_collector.core.window import Window, window_length_s
 from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.role_merge import merge
 from trimtab.domain.role_signals import FrontDoor, RoleSignals, front_door, role_signals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 _NAME = "virtual"
 _SPARE_ROWS = 4

@@ -20,7 +20,7 @@ from policy_engine.core.shared.draft import Draft
 from policy_engine.core.shared.vocabulary import DecisionKind
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

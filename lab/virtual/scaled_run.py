@@ -30,7 +30,7 @@ from simulator.traces.model import TraceRequest
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.role_signals import FrontDoor
 from trimtab.domain.scaling import ScalingRequest
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 BRING_UP_S = 3600.0
 """How long the first replicas may take to serve."""

@@ -23,7 +23,7 @@ from actuator.core.model import (
 from actuator.core.operations import begin_rollback, keep
 from actuator.core.transaction import Transaction
 from actuator.core.world import World
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from actuator.core.model import Gpu, Limits, PlacedSpec, Replica
 from actuator.core.world import RunState, World
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 # A server that fell asleep longer ago has let go of its memory, whether or not that was measured.
 _LETS_GO_WITHIN_S = 10.0

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from actuator.core.model import Operation, OperationKind, OperationState, Replica, Step, StepKind
 from actuator.core.transaction import Transaction
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 _LOST = (LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.STARTING)
 

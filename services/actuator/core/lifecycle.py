@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from actuator.core.model import Limits, Replica
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 class EdgeKind(StrEnum):

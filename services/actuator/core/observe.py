@@ -17,7 +17,7 @@ from actuator.core.model import ActionKind, Replica
 from actuator.core.sleeping import fall_asleep, level_of_sleeper
 from actuator.core.transaction import Transaction
 from actuator.core.world import Listed, Outcome, ProbeResult, RunState
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 _START_TIME_TOLERANCE_S = 0.5
 _GONE = "the backend does not list it"

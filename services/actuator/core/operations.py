@@ -15,7 +15,7 @@ from actuator.core.sleeping import restore, toward_asleep
 from actuator.core.steps import fail, phase, succeed
 from actuator.core.transaction import Transaction
 from actuator.core.waking import await_creation, create, recreate, toward_awake
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 INVERSE: Mapping[StepKind, Goal] = {
     StepKind.RELEASE: Goal.AWAKE,

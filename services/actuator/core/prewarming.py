@@ -29,7 +29,7 @@ from actuator.core.model import (
 )
 from actuator.core.sleeping import floor_of
 from actuator.core.transaction import Transaction
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 _SERVED = (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.SLEEPING)
 

@@ -22,7 +22,7 @@ from actuator.core.model import (
 from actuator.core.operations import advance, keep
 from actuator.core.prewarming import holder
 from actuator.core.transaction import Transaction
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 _OWN_HOLDS = frozenset({HoldOwner.START_UP, HoldOwner.RELEASE, HoldOwner.SOFT_SCALE_IN})
 _CORRECTION_MEMORY_S = 600.0

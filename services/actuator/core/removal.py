@@ -8,7 +8,7 @@ from actuator.core.sleeping import begin_drain, hide
 from actuator.core.steps import asked, drain_timeout_s, drained, outstanding, past_deadline, phase, retry, succeed
 from actuator.core.transaction import Transaction
 from actuator.core.world import Action
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 
 def toward_absent(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:

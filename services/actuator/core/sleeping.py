@@ -27,7 +27,7 @@ from actuator.core.steps import (
 )
 from actuator.core.transaction import Transaction
 from actuator.core.world import Action
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 
 def floor_of(d: Transaction, replica: Replica) -> int:
@@ -56,7 +56,7 @@ def toward_asleep(d: Transaction, operation: Operation, step: Step, replica: Rep
 
 
 def hide(d: Transaction, operation: Operation, step: Step, replica: Replica, owner: HoldOwner) -> Step:
-    """Takes an active replica out of probe when its floor allows that."""
+    """Takes an active replica out of sight when its floor allows that."""
     if d.now_s < step.not_before_s:
         return step
     floor = floor_of(d, replica)

@@ -16,7 +16,7 @@ from actuator.core.refused import RefusedKind
 from actuator.core.sleeping import restore
 from actuator.core.transaction import Transaction
 from actuator.core.world import Action, Outcome, World
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 UNKNOWN_GATEWAY = "(any not heard of yet)"
 """Stands after a start for gateways that nobody knows of."""

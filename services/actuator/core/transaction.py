@@ -16,7 +16,7 @@ from actuator.core.lifecycle import move
 from actuator.core.model import FINISHED, ActionKind, Gateway, Gpu, Limits, Operation, Replica, State
 from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.core.world import Action, Outcome, ProbeResult, World
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 
 class Transaction:

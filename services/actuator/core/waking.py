@@ -35,7 +35,7 @@ from actuator.core.steps import (
 )
 from actuator.core.transaction import Transaction
 from actuator.core.world import Action
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 LEVEL_WITHOUT_WEIGHTS = 2
 

@@ -9,7 +9,7 @@ from actuator.core.gpu_occupancy import awake_gpus
 from actuator.core.model import OperationKind, OperationState, State, StepKind
 from actuator.core.refused import RefusedRecord
 from actuator.core.world import World
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 class ActuatorMetrics:

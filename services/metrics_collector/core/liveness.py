@@ -8,7 +8,7 @@ witnesses beside the page, the server's own count of open requests (``GET /load`
     the page says                            and                                      it is
     asleep                                   open requests, where they are known      ASLEEP; they are demand
     anything                                 something moved within the limit         UP
-    running or waiting, nothing moves        no liveness_report has a request open            STUCK: left by an aborted load
+    running or waiting, nothing moves        no report has a request open             STUCK: left by an aborted load
     running or waiting, nothing moves        otherwise                                STUCK
     zeros, nothing moves                     a request open and unanswered too long   STUCK: wedged
     zeros, nothing moves                     otherwise                                UP: it is idle

@@ -26,7 +26,7 @@ from trimtab.domain.histogram import Histogram, merge_histograms
 from trimtab.domain.role_window import LatencySums, RoleWindow, SignalSums
 from trimtab.domain.signals import PAGE_SIGNALS, Counter, Latency, Signal
 from trimtab.domain.time import to_microseconds
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 GPU_SIGNALS: tuple[Signal, ...] = (
     Signal.GPU_UTILISATION_RATIO,
@@ -62,7 +62,7 @@ class ExpectedReplicas:
 
     @classmethod
     def of(cls, targets: Iterable[Target]) -> "ExpectedReplicas":
-        """The expected_replicas of ``targets``, in whatever order; those that are not placed are left out."""
+        """The expected replicas of ``targets``, in whatever order; those that are not placed are left out."""
         ordered = sorted(
             (target for target in targets if target.placed),
             key=lambda target: (target.service, target.role, target.replica, target.target_id),

@@ -28,7 +28,7 @@ Seeds = Mapping[str, tuple[float, Reading]]
 
 
 class TargetAssignment:
-    """``update`` with every change of targets; ``settled`` when the members have changed (``CollectorLease.on_settled``).
+    """``update`` with every change of targets; ``settled`` when members changed (``CollectorLease.on_settled``).
 
     ``apply`` gets the targets to scrape from now on, and the seeds of those that are new, for ``SeriesTable.seed``.
     """

@@ -16,7 +16,7 @@ from policy_engine.core.shared.draft import Draft, ReplicaChange
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.domain.measurement import measurement_to_proto
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 CoreInput = ScaledInput | PoolInput | LayoutInput
 

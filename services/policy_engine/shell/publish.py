@@ -37,10 +37,10 @@ from trimtab.config.resources import Pool
 from trimtab.domain.operation import Operation, OperationState
 from trimtab.domain.pool import DesiredPool, desired_to_proto
 from trimtab.domain.replica import Replica
+from trimtab.domain.vocabulary import Role
 from trimtab.rpc.errors import describe, error_info, error_reason
 from trimtab.store import keys
 from trimtab.store.errors import FencedOff
-from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 

@@ -25,7 +25,7 @@ from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry, StoreUnavailable
 from trimtab.store.lease import Argument, hash_commands
 from trimtab.store.streams import BoundedStream
-from trimtab.waiting import stopped_within
+from trimtab.tasks import stopped_within
 
 log = structlog.get_logger(__name__)
 

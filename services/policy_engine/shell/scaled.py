@@ -23,11 +23,11 @@ from trimtab.config.resources import ServicePolicy
 from trimtab.domain.role_signals import FrontDoor
 from trimtab.domain.scaling import request_to_proto
 from trimtab.domain.time import seconds_of, timestamp_of
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.records import Refused
 from trimtab.store.schedule_results import SCHEDULE_RESULT
-from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 

@@ -15,8 +15,8 @@ from trimtab.domain.measurement import measurement_to_proto
 from trimtab.domain.pool import Gpu, OverlayReplica
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.domain.time import timestamp_of
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
-from trimtab.words import Role
 
 
 def status(engine: Engine) -> policy_pb2.GetStatusResponse:

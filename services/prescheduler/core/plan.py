@@ -29,7 +29,7 @@ from prescheduler.core.scale_in import plan_scale_in
 from prescheduler.core.tree import Tree, build_tree
 from trimtab.domain.placement import GroupPlacement, ReplicaPlacement
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 def plan_cycle(

@@ -15,7 +15,7 @@ from prescheduler.core.model import Constraint, level_label
 from prescheduler.core.packing import Need
 from prescheduler.core.tree import IntArray
 from trimtab.domain.scaling import ScalingRequest
-from trimtab.words import TopologyLevel
+from trimtab.domain.vocabulary import TopologyLevel
 
 
 def explain(

@@ -9,7 +9,7 @@ from trimtab.domain.placement import (
     placement_from_proto,
     placement_to_proto,
 )
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 def result_to_wire(result: ServiceResult) -> scheduler_pb2.ScalingResult:

@@ -21,7 +21,7 @@ from trimtab.rpc.watch import WatchHub
 from trimtab.store.errors import CorruptEntry
 from trimtab.store.lease import Lease
 from trimtab.store.records import Refused
-from trimtab.waiting import to_its_end
+from trimtab.tasks import to_its_end
 
 SERVICE_NAME = "trimtab.scheduler.v1.PreSchedulerService"
 MAX_PAGE_SIZE = 1000

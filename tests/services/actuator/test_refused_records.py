@@ -25,12 +25,12 @@ from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, overlay_of, spec
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
 from trimtab.domain.pool import DesiredPool
+from trimtab.domain.vocabulary import LifeCycle
 from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.lease import StoreLease
 from trimtab.store.records import seal, unseal
-from trimtab.words import LifeCycle
 
 NAME = keys.actuator("local")
 SPEC = spec("a-0", 0)

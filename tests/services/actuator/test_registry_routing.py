@@ -14,11 +14,11 @@ from actuator.shell.routing import StreamRouting
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import spec
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.domain.vocabulary import LifeCycle
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff, StoreUnavailable
 from trimtab.store.registry import EndpointRegistry
-from trimtab.words import LifeCycle
 
 LEASE_S, GRACE_S = 3.0, 6.0
 ACTIVE = Replica(

@@ -25,7 +25,7 @@ from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.config.settings import SettingsError, load_settings
 from trimtab.domain.dialects.dcgm import read_gpu_memory
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 PAGE = """\
 # TYPE vllm:num_requests_running gauge

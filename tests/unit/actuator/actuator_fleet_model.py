@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from actuator.core.model import ActionKind, Limits, PlacedSpec, Placement, Spec
 from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, ProbeResult, RunState, World
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 STEP_S = 0.5
 START_S, FIRST_SLEEP_S, SLEEP_S, WAKE_S, MEMORY_LAG_S = 3.0, 4.0, 1.0, 1.0, 2.0

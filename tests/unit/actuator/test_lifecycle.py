@@ -14,7 +14,7 @@ from actuator.core.world import GpuMemory, World
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.domain.endpoint import EndpointState
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 S, A, D, Z, R, T, F, U = (
     LifeCycle.STARTING,

@@ -17,7 +17,7 @@ from actuator.core.gpu_occupancy import sharing, taken_gpus
 from actuator.core.model import OperationState, State
 from actuator.core.transaction import Transaction
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def place(rig: Rig, *groups: GroupRequest, **fields) -> PlacementAnswer:

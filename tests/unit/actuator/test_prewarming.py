@@ -19,7 +19,7 @@ from actuator.core.world import World
 from tests.unit.actuator.actuator_fleet_model import START_S, WAKE_S
 from tests.unit.actuator.actuator_rig import LIMITS, STEP_S, Rig, overlay_of, spec
 from trimtab.domain.pool import DesiredPool
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("a-2", 2), spec("b-0", 0), spec("b-1", 1), spec("c-0", 0)]
 SERVING = ["a-0", "a-1", "a-2"]

@@ -24,7 +24,7 @@ from actuator.core.tick import fail_static, tick
 from actuator.core.world import Action, Listed, Outcome, ProbeResult, RunState, World
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
 

@@ -14,7 +14,7 @@ from actuator.core.tick import due_s
 from actuator.core.transaction import Transaction
 from tests.unit.actuator.actuator_fleet_model import Server, changed
 from tests.unit.actuator.actuator_rig import LIMITS, Request, Rig, spec
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
 WITH_TWO_GPU_MODEL = [*OVERLAY, spec("big-0", 0, 1)]

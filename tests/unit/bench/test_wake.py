@@ -22,10 +22,10 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.role_signals import RoleSignals
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.streams import BoundedStream
-from trimtab.words import Role
 
 SINCE_S = 1_800_000_000.0
 

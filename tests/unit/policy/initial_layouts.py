@@ -9,7 +9,7 @@ from policy_engine.core.pool.pool_candidates import ReplicaFacts
 from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 def born(

@@ -9,7 +9,7 @@ from policy_engine.core.pool.pool_candidates import MemberState, PoolCandidates,
 from policy_engine.core.pool.predict import power_z
 from policy_engine.core.pool.tss import Share
 from policy_engine.core.shared.vocabulary import ClampKind, MemberKey, Region, Rule
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 
 def key(name):

@@ -10,7 +10,7 @@ from policy_engine.core.pool.guards import GuardState
 from policy_engine.core.pool.pool_candidates import MemberState, PoolCandidates, ReplicaFacts
 from policy_engine.core.shared.vocabulary import ClampKind, MemberKey, Rule
 from trimtab.config.poolrules import PoolRules
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 from .test_arbiter import candidates, member, moves, share
 

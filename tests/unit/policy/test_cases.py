@@ -21,7 +21,7 @@ from tests.unit.policy.initial_layouts import born
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle, Quality, Role
+from trimtab.domain.vocabulary import LifeCycle, Quality, Role
 
 NOW_S = 1_700_000_000.0
 CHAT = MemberKey("chat", Role.COLOCATED)

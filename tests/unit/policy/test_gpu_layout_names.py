@@ -10,7 +10,7 @@ from policy_engine.core.pool.initial_layout import LayoutInput, lay_out
 from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.config.resources import parse_document
 from trimtab.domain.replica import Replica
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 CHAT, CODE = MemberKey("chat", Role.COLOCATED), MemberKey("code", Role.COLOCATED)
 MADE = ["chat-n0-0", "chat-n0-1", "code-n0-0", "code-n0-1"]

@@ -6,7 +6,7 @@ from policy_engine.core.pool.guards import GuardState, QueueMemory, check_guards
 from trimtab.config.specs import Guards
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 LIMITS = {
     "ttftP95S": ("ttft_p95_s", 2.0),

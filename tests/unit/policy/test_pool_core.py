@@ -8,7 +8,7 @@ from tests.unit.policy.initial_layouts import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import RoleSignals
-from trimtab.words import Quality
+from trimtab.domain.vocabulary import Quality
 
 START_S = 1_700_000_000.0
 

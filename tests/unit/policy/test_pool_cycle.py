@@ -26,7 +26,7 @@ from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.operation import Operation, OperationKind, OperationState, Step, StepKind
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 NOW_S = 1_700_000_000.0
 

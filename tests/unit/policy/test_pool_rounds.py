@@ -14,7 +14,7 @@ from trimtab.config.poolrules import PoolRules
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 START_S = 1_700_000_000.0
 

@@ -27,9 +27,9 @@ from tests.support.records import (
 )
 from tests.unit.policy.test_invariants import example_records
 from trimtab.api.policy.v1 import decision_pb2
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
 from trimtab.store.records import Refused, RefusedReason
-from trimtab.words import Role
 
 NOW = 1_700_000_000.125
 OLD = old_hashes("policy_engine")

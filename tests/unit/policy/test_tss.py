@@ -11,7 +11,7 @@ from policy_engine.core.shared.vocabulary import Region
 from trimtab.config.specs import Guards, Slo, TokenServiceShare
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, prefill_weight=0.05, waiting_weight=8, smoothing=1.0)
 NEW = ShareState()

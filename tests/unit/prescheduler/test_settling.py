@@ -9,7 +9,7 @@ from prescheduler.core.result_choice import settle
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from prescheduler.shell import codec
 from trimtab.domain.placement import GroupPlacement, ScaleIn, SubgroupClass
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 def result_of(outcome: Outcome, *groups: GroupPlacement, decision: str = "d-1", **more: object) -> ServiceResult:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policy_engine.core.pool.gpu_layout import OverlayReplica
 from policy_engine.core.pool.pool_candidates import ReplicaFacts
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 def budget_unknown(overlay: tuple[OverlayReplica, ...], replicas: tuple[ReplicaFacts, ...]) -> str:

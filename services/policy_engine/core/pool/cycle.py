@@ -18,7 +18,7 @@ from trimtab.domain.operation import Operation, OperationKind, StepKind
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

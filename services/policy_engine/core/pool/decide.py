@@ -17,7 +17,7 @@ from policy_engine.core.shared.draft import Draft, HoldNotes, Transition, note_c
 from policy_engine.core.shared.vocabulary import VOLUNTARY, Clamp, ClampKind, DecisionKind, MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 RETRY_FIRST_S = 10.0
 RETRY_MAX_S = 300.0

@@ -11,7 +11,7 @@ from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.pool import DesiredPool, Floor, settings_in
 from trimtab.domain.replica import Replica
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 _AWAKE = frozenset({LifeCycle.ACTIVE, LifeCycle.REACTIVATING})
 

@@ -15,7 +15,7 @@ from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember
 from trimtab.domain.pool import Gpu as Gpu
 from trimtab.domain.pool import OverlayReplica as OverlayReplica
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 MAX_NAME_LENGTH = 253
 

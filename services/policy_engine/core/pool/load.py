@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 # The memory of tokens per finished request: as short as a change of what is asked wants it. Where few finish in that
 # time, so many requests are remembered.

@@ -29,7 +29,7 @@ from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.config.specs import PoolMember, RoleSpec, TokenServiceShare
 from trimtab.domain.role_signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 MAX_PRIORITY_STEPS = 8
 

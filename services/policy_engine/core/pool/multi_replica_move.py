@@ -14,7 +14,7 @@ from policy_engine.core.pool.capacity_sources import source
 from policy_engine.core.pool.donors import Terms, predicted
 from policy_engine.core.pool.pool_candidates import MemberState, Plan, PoolCandidates, ReplicaFacts
 from policy_engine.core.shared.vocabulary import MemberKey
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 NextTerms = Callable[[PoolCandidates, MemberState], Terms | None]
 """On what terms the receiver gains once more in a world; None when it has enough."""

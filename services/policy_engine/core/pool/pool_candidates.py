@@ -19,7 +19,7 @@ from policy_engine.core.pool.tss import Share
 from policy_engine.core.shared.draft import ReplicaChange
 from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.config.poolrules import PoolRules
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 # On these a replica's GPUs may be given to another: it holds at most what a sleeper keeps.
 OFF_GPU = frozenset({LifeCycle.SLEEPING, LifeCycle.FAILED})

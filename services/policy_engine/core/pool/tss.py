@@ -21,7 +21,7 @@ from policy_engine.core.shared.vocabulary import Region
 from trimtab.config.specs import Slo, TokenServiceShare
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 NOTHING_WAITING = 1e-3
 USUAL_WAITING_WEIGHT = 8.0

@@ -23,7 +23,7 @@ from policy_engine.core.shared.vocabulary import Clamp, ClampKind, DecisionKind,
 from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import PolicyKind, Proportional
 from trimtab.domain.role_signals import FrontDoor, RoleSignals, fresh_front_door, fresh_role
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from policy_engine.core.shared.vocabulary import Clamp, ClampKind, Rule
 from trimtab.config.specs import LatencyBrake, Proportional, ServicePolicySpec
 from trimtab.domain.measurement import Measurement, missing
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 SEVERE_FACTOR = 1.2
 MODERATE_FACTOR = 1.1

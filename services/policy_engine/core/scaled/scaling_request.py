@@ -8,7 +8,7 @@ from policy_engine.core.scaled.decide import RoleReplicas
 from policy_engine.core.scaled.units import RoleCounts, shape_of
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 _GONE = frozenset({LifeCycle.TERMINATING, LifeCycle.FAILED})
 

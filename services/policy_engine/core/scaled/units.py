@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 
 from trimtab.config.specs import ServicePolicySpec
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 RoleCounts = tuple[tuple[Role, int], ...]
 """Replicas by role, in the order of the policy's roles."""

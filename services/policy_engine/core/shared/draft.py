@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from policy_engine.core.shared.vocabulary import Candidate, Clamp, ClampKind, DecisionKind, Rule
 from trimtab.domain.measurement import Measurement
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 HOLD_MEMORY_S = 60.0
 

@@ -31,7 +31,7 @@ from trimtab.config.specs import Slo as SloSpec
 from trimtab.config.specs import TokenServiceShare
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.075)
 VALUES = st.lists(st.integers(0, 6).map(float), min_size=2, max_size=25)

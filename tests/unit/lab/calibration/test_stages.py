@@ -32,7 +32,7 @@ from trimtab.config.specs import ServicePolicySpec, TokenServiceShare
 from trimtab.config.specs import Slo as SloSpec
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.075)
 PROFILE = "a100-8b-tp1"

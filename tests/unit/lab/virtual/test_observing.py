@@ -34,7 +34,7 @@ from trimtab.domain.role_merge import merge
 from trimtab.domain.role_signals import RoleSignals, role_signals
 from trimtab.domain.role_window import role_window_from_proto, role_window_to_proto
 from trimtab.domain.signals import Counter, Gauge
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 CHAT = MemberKey("chat", Role.COLOCATED)
 SIGNALS = [item.name for item in dataclasses.fields(RoleSignals) if item.name not in ("role", "window_end_s")]

@@ -26,7 +26,7 @@ from simulator.traces.model import TraceRequest
 from tests.unit.lab.virtual.pools import MODELS, pool_setup, stepped_trace
 from trimtab.domain.operation import Operation
 from trimtab.domain.pool import DesiredPool
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 DURATION_S = 120.0
 
