@@ -66,8 +66,8 @@ class Engine:
             now=self.clock.now_s,
         )
         self.catalog = Catalog(store)
-        # Starts the next cycle at once: new windows, the end of an operation (its pool is free for the next transition),
-        # the lease, an actuator that answers again.
+        # Starts the next cycle at once: new windows, the end of an operation (its pool is free for a transition), the
+        # lease, an actuator that answers again.
         self._early = asyncio.Event()
         self._windows_at_s = float("-inf")
         self.fleet = Fleet(
