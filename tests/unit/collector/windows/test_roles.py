@@ -17,7 +17,7 @@ from metrics_collector.core.targets import RoleKey, Target
 from tests.unit.collector.windows.fleet import BARE, PLAIN, Fleet, page, target
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.signals import PAGE_SIGNALS, SIGNALS, Latency, Signal
 from trimtab.store.observations import merge, signal
 
 OK, PARTIAL, MISSING = types_pb2.QUALITY_OK, types_pb2.QUALITY_PARTIAL, types_pb2.QUALITY_MISSING
@@ -329,7 +329,7 @@ def test_without_a_gpu_exporter_there_are_no_gpu_signals() -> None:
     fleet = Fleet(chat(0))
     at_work(fleet, 0)
 
-    assert max(item.signal for item in fleet.partials(5.0)[0].signals) == pb.SIGNAL_PREFIX_HIT_RATIO
+    assert {SIGNALS[item.signal] for item in fleet.partials(5.0)[0].signals} == set(PAGE_SIGNALS)
 
 
 def test_each_role_of_each_service_has_its_own_partial() -> None:
