@@ -1,11 +1,11 @@
 """What counters have counted since their last reading, for many servers at once.
 
-A counter that fell, or a server that started anew, adds what it has counted since. A first reading adds nothing: what
-was counted before is nobody's increase. An absent reading adds nothing either, and the next one brings what came
-meanwhile, since the last known level stays.
+A counter that fell, or a server that started anew, adds what it has counted since. A first reading adds nothing, since
+what was counted before belongs to no window. An absent reading adds nothing either; the next one adds what came
+meanwhile, since the last known level is kept.
 
-A restart is told by the server's start time, else by its generation counter that fell. Where neither shows (several
-API servers behind one port have no start time), each counter tells its own reset by falling. Prompt tokens computed as
+A restart is recognised by the server's start time, else by a generation counter that fell. Where neither shows (several
+API servers behind one port have no start time), each counter shows its own reset by falling. Prompt tokens computed as
 a difference of two counters may fall without a reset, because the two do not move at the same moment: as long as all
 prompt tokens do not fall, the running maximum is taken, which is never more than was computed.
 """

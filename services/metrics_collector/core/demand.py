@@ -1,7 +1,7 @@
-"""Demand at the front door: what gateways say has arrived, and what they hold for want of a routable replica.
+"""Demand at the front door: arrivals that gateways report, and the requests they hold for want of a routable replica.
 
 A report covers the ``interval_s`` before it. The arrivals of a window are the reports' shares that lie inside it, over
-the time that they cover; what is held is each gateway's last word. A gateway that has been silent for
+the time that they cover; held requests are those of each gateway's last report. A gateway that has been silent for
 ``expiry_s`` is left out; when the last one of a service is, the service's demand is missing, not zero.
 """
 
@@ -14,13 +14,13 @@ from trimtab.domain.signals import Signal
 from trimtab.domain.time import to_microseconds
 
 _ARRIVALS = (Signal.ARRIVAL_RPS, Signal.ARRIVAL_PROMPT_TPS, Signal.ARRIVAL_OUTPUT_TPS)
-# A service of which no gateway has spoken for so long is forgotten.
+# A service that no gateway has reported for so long is forgotten.
 FORGET_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandReport:
-    """One gateway's words about one service. Counts are of the ``interval_s`` before ``at_s``."""
+    """One gateway's report of one service. Counts are of the ``interval_s`` before ``at_s``."""
 
     at_s: float
     interval_s: float

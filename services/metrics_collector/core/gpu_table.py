@@ -41,7 +41,7 @@ _UNKNOWN = GpuAverages()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuClaim:
-    """Which GPUs a replica lies on. ``counts`` is the caller's word that it is awake and uses them."""
+    """Which GPUs a replica uses. ``counts``: it is awake and counted, so their values are its own."""
 
     replica: str
     node: str

@@ -1,11 +1,11 @@
-"""Whether a server does what its gauges say: awake, asleep, or standing still with work on its hands.
+"""The state of a server behind its gauges: up, asleep, or stuck with work that does not move.
 
-Gauges lie in three ways. A sleeping server freezes them. A wedged one leaves them standing, or writes zeros for ever,
-while its health check goes on answering. An aborted load may leave ``waiting`` at its last number. What tells the truth
-is movement: an engine with work moves a counter, its running requests or its KV usage in every iteration; and two
-witnesses beside the page, the server's own count of open requests (``GET /load``) and what gateways have open there.
+Gauges mislead in three ways. A sleeping server freezes them. A wedged one leaves them unchanged, or at zero, while its
+health check goes on answering. An aborted load may leave ``waiting`` at its last number. So a server is judged by
+movement: an engine with work moves a counter, its running requests or its KV usage in every iteration. Two more sources
+are used: the server's own count of open requests (``GET /load``) and the requests that gateways have open there.
 
-    the page says                            and                                      it is
+    the page shows                           and                                      it is
     asleep                                   open requests, where they are known      ASLEEP; they are demand
     anything                                 something moved within the limit         UP
     running or waiting, nothing moves        no report has a request open             STUCK: left by an aborted load
@@ -102,8 +102,8 @@ def judge(signs: Signs, *, limit_s: float) -> Verdict:
 class Verdicts:
     """Columns, one entry per replica. ``states`` are ``TargetState`` numbers, UP where no page was read in the window.
 
-    ``stuck``: its values are left out. ``asleep_load``: requests that wait at a sleeper; NaN where it is none, or where
-    nobody knows. ``reasons`` has those who have one, by position.
+    ``stuck``: its values are left out. ``asleep_load``: requests that wait at a sleeper; NaN for others, and where the
+    number is unknown. ``reasons`` by position, for those that have one.
     """
 
     states: NDArray[np.uint8]

@@ -65,7 +65,7 @@ class PageReader:
         return self._layouts_bytes
 
     def read(self, page: bytes, hint: Hint | None) -> tuple[Reading, Hint]:
-        """(what the page says, the hint for this target's next page). Raises ``PageError``."""
+        """(the page's reading, the hint for this target's next page). Raises ``PageError``."""
         _check(page)
         # Only a page that begins with its first family has no line before it.
         blocks = (b"\n" + page if page.startswith(b"# TYPE ") else page).split(_TYPE)

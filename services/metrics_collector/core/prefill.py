@@ -6,9 +6,9 @@ the time that its work took: evenly, from the scrape before it was seen. What fl
 long run rates times time are the tokens. The rate runs behind the work by at most that time. An increase that finds
 some of the earlier ones still flowing is put to them, and the flow is set anew for all that is left.
 
-The time that the work took is the mean prefill time of a request, as finished requests tell it. Where the first tokens
-seen just now took longer (mean TTFT less mean queue time), and the counter stood for as long, it is that. It is at
-least the time between two scrapes, and at most ``MAX_WORK_S``.
+The time that the work took is the mean prefill time of finished requests. Where the newest first tokens took longer
+(mean TTFT less mean queue time), and the counter stood still for as long, it is that. It is at least the time between
+two scrapes, and at most ``MAX_WORK_S``.
 """
 
 from typing import NamedTuple
@@ -68,6 +68,6 @@ def flow_on(flow: Flow, increase: Floats, *, gap_s: Floats, work_s: Floats) -> F
     left = flow.left + increase
     rate = np.where(increase > 0, left / np.maximum(work_s, _SHORTEST_S), flow.rate)
     out = np.minimum(left, rate * gap_s)
-    # What rounding leaves behind flows too: a rate that never ends would keep a server busy for ever.
+    # The remainder of rounding flows too: a rate that never ends would make a server look busy for ever.
     out = np.where(left - out <= 1e-9 * left, left, out)
     return Flow(left - out, rate, flow.total + out)

@@ -1,11 +1,11 @@
 """What gateways have open at each replica, and when it last answered: summed over gateways, shared by collectors.
 
-A replica that has work and does not move is told from an idle one by these alone, for its own page may look the same.
-So the time that counts is not the last answer as such, but the later of it and the moment at which the replica got work
-after having none: a replica that was idle for an hour is not to blame for the hour.
+These counts alone distinguish a replica that has work and does not move from an idle one: their pages may look the same.
+Its time without an answer begins at the later of its last answer and the moment at which it got work after having none:
+an hour without work is no hour without an answer.
 
-A gateway that has been silent for ``expiry_s`` is left out. Each report names every replica with work; what it does not
-name has none.
+A gateway that has been silent for ``expiry_s`` is left out. Each report names every replica with work; all others have
+none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _FORGET_S = 600.0
 
 
 class ReplicaReport(NamedTuple):
-    """One gateway's words about one replica: open right now, and chunks of answers since its last report."""
+    """One gateway's report of one replica: requests open right now, and chunks of answers since its last report."""
 
     in_flight: int
     answered: int
@@ -39,7 +39,7 @@ class _Gateway:
 
 
 class ReplicaLoads:
-    """The board of one collector: what its own gateways said, and what other collectors heard from theirs."""
+    """The board of one collector: reports of its own gateways, and those that other collectors got from theirs."""
 
     def __init__(self, *, expiry_s: float) -> None:
         self._expiry_s = expiry_s
@@ -47,7 +47,7 @@ class ReplicaLoads:
         self._others: dict[str, ReplicaLoad] = {}
 
     def report(self, gateway: str, replicas: Mapping[str, ReplicaReport], *, at_s: float) -> None:
-        """One report replaces what the gateway said before."""
+        """Take one report; it replaces the gateway's report before."""
         known = self._gateways.get(gateway)
         before = known.replicas if known is not None else {}
         now: dict[str, ReplicaLoad] = {}

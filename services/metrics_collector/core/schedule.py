@@ -1,9 +1,9 @@
 """When a target is due: once per interval at a phase of its own, made from its id.
 
-Windows end at multiples of the interval on the store's clock, and what they say is as old as the scrapes in them. So
-scrapes come shortly before those ends, spread over as much time as their number needs: a few targets over a tenth of
-the interval, thousands over three quarters. The same targets are scraped at the same moments by every process. A
-scrape that comes late is not made up for.
+Windows end at multiples of the interval on the store's clock, and are as old as the scrapes in them. So scrapes come
+shortly before those ends, spread over as much time as their number needs: a few targets over a tenth of the interval,
+thousands over three quarters. The same targets are scraped at the same moments by every process. A scrape that was late
+is not repeated.
 """
 
 import zlib

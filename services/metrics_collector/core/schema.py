@@ -1,4 +1,4 @@
-"""The columns of one reading: what every page, of whatever engine and release, is turned into.
+"""The columns of one reading: the form that pages of every engine and release are turned into.
 
 A reading is one row of numbers: the gauges, the counters, then for each latency its cumulative bucket counts and its
 sum. The first two parts are the same for every engine; the buckets differ by release, so a ``Schema`` says which
@@ -63,7 +63,7 @@ class Schema:
 
     @cached_property
     def fingerprint(self) -> int:
-        """64 bits that tell schemas apart in the store: the same in every process, another when a column moves."""
+        """64 bits that identify the schema in the store: the same in every process, another when a column moves."""
         names = (*(gauge.value for gauge in GAUGES), *(counter.value for counter in COUNTERS))
         text = repr((names, tuple((latency.value, bounds_s) for latency, bounds_s in self.bounds_s)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

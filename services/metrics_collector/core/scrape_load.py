@@ -1,4 +1,4 @@
-"""What a server says of its own open requests: ``GET /load``, which counts where gauges stand frozen."""
+"""A server's own count of its open requests: ``GET /load``, which goes on counting where gauges are frozen."""
 
 import json
 import math

@@ -1,8 +1,8 @@
-"""Who scrapes what: targets are shared out over the collectors that live, and all of them reckon it alike.
+"""The assignment of targets to collectors: all live collectors compute the same one.
 
 Each collector keeps a lease in the store (``trimtab.store.keys.collector_members``), and each reads all of them in the
 same step in which it renews its own. A target belongs to the member with the highest hash of (member, target), so that
-a member that comes or goes moves its own share and nothing else. Nobody leads.
+a member that comes or goes moves its own share and nothing else. There is no leader.
 
 They agree on the members because these change only at moments that all can know beforehand:
 
@@ -12,8 +12,8 @@ They agree on the members because these change only at moments that all can know
 * One that leaves in order ends its lease at once. Only its own targets move then, so that it does no harm when one
   reads of it a round later than another.
 
-Where nobody counts yet, everybody that lives does: a first collector works at once. Only members with the same sources
-share: what another one has never heard of, it cannot take.
+Where no member counts yet, all that hold a lease do: a first collector works at once. Only members with the same
+sources share targets: one cannot take a target that its sources do not list.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ JOIN_INTERVALS = 2
 """After so many a new member counts."""
 
 LEASE_INTERVALS = 1.25
-"""A lease is renewed twice an interval, and shares are reckoned in the middle of each: whoever dies loses its share
-within two intervals."""
+"""A lease is renewed twice an interval, and shares are computed in the middle of each: a collector that dies loses its
+share within two intervals."""
 
 MIN_LEASE_S = 1.0
 """Shorter leases would fall to a machine that is busy for a moment."""
@@ -51,7 +51,7 @@ class Member:
         return now_s < self.until_s
 
     def counts(self, now_s: float) -> bool:
-        """Whether it has its share: everybody has read of it by now, and its lease holds."""
+        """Whether it has its share: every member has read its lease by now, and the lease holds."""
         return self.lives(now_s) and now_s >= self.joined_at_s + JOIN_INTERVALS * self.interval_s
 
 
@@ -89,7 +89,7 @@ def sharers(members: Iterable[Member], *, sources: str, at_s: float) -> tuple[st
 
 
 def owner(target_id: str, names: Sequence[str]) -> str:
-    """Whom a target belongs to: the name with the highest hash. Raises ``ValueError`` for no name."""
+    """The owner of a target: the name with the highest hash. Raises ``ValueError`` for no name."""
     if len(names) == 1:
         return names[0]
     return max(names, key=lambda name: (_weight(name, target_id), name))

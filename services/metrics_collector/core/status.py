@@ -1,4 +1,4 @@
-"""What the scrapes of one target have shown, and what is told of it."""
+"""What the scrapes of one target have shown, and the state that follows."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _MAX_ERROR_CHARACTERS = 300
 class TargetStatus:
     """Updated in place by each scrape and each round. Times are seconds on the store's clock.
 
-    ``verdict`` is what the newest window says of a server that answers: UP, ASLEEP or STUCK, with ``reason``.
+    ``verdict`` is the state by the newest window of a server that answers: UP, ASLEEP or STUCK, with ``reason``.
     ``failure`` is DOWN or BAD_PAGE while scrapes fail, else unspecified.
     """
 
@@ -30,7 +30,7 @@ class TargetStatus:
 
     @property
     def state(self) -> "pb.TargetState.ValueType":
-        """How the target stands."""
+        """The target's state."""
         if self.failure != pb.TARGET_STATE_UNSPECIFIED:
             return self.failure
         return pb.TARGET_STATE_PENDING if self.last_success_s is None else self.verdict
@@ -56,7 +56,7 @@ class TargetStatus:
             self.consecutive_failures = 0
             self.failure = pb.TARGET_STATE_UNSPECIFIED
             self.error = ""
-        # Falling asleep and waking show at once; the rest takes a window to tell.
+        # Falling asleep and waking show at once; other changes need a window.
         if asleep != (self.verdict == pb.TARGET_STATE_ASLEEP):
             self.verdict = pb.TARGET_STATE_ASLEEP if asleep else pb.TARGET_STATE_UP
             self.reason = ""

@@ -2,14 +2,14 @@
 
 ``put`` collects readings; ``advance`` works what was collected at once; ``close`` gives a window over any of the
 targets. One series is one unbroken stretch of being awake (or asleep): a clock that went backwards, a gap of more than
-``MAX_GAP_S`` and a wake from sleep start the stretch anew, since frozen gauges say nothing about load. Counters go on
+``MAX_GAP_S`` and a wake from sleep start the stretch anew, since frozen gauges do not show load. Counters go on
 over all of these, on the series' own scale, which never falls.
 
 A ring keeps a bounded number of rows. Where the oldest row is still needed to cover ``keep_s``, a row that came sooner
 after the one before it than fits gives its place to the next one; so any scrape interval fits, the newest row is always
 there, and scrapes that are merely uneven lose none.
 
-Targets are told apart by their id, and nothing depends on the order in which they came.
+Targets are identified by their id, and nothing depends on the order in which they came.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS,
 from metrics_collector.core.window import Window
 from trimtab.domain.signals import Counter, Gauge, Latency
 
-# After so long without a page, an average over the gap would say nothing about now.
+# After so long without a page, an average over the gap is no estimate of now.
 MAX_GAP_S = 60.0
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 _PREFILL = COUNTER_COLUMN[Counter.PREFILL_TOKENS] - FIRST_COUNTER
 # The oldest row may go when the next one is so many windows old: a window may close a little after its end.
 _COVERED_WINDOWS = 1.25
-# Readings are worked at the latest when so many have been collected: few enough to keep nobody waiting.
+# Readings are processed at the latest when so many have been collected: few enough that scrapes do not wait for it.
 _MOST_COLLECTED = 512
-# What a living engine with requests moves in every iteration. Prompt counters move at a prompt's first token only, the
-# KV usage with every chunk of it. Waiting requests are left out: arrivals alone do not show that the engine lives. The
-# computed prompt tokens are left out here, because as a difference they may stand below their maximum.
+# Columns that a working engine with requests moves in every iteration. Prompt counters move at a prompt's first token
+# only, the KV usage with every chunk of it. Waiting requests are left out: arrivals alone do not show that the engine
+# works. The computed prompt tokens are left out here, because as a difference they may be below their maximum.
 _ACTIVE_COLUMNS = np.array(
     [GAUGE_COLUMN[Gauge.RUNNING], GAUGE_COLUMN[Gauge.KV_USAGE_RATIO], GAUGE_COLUMN[Gauge.KV_USAGE_MAX_RATIO]]
     + [COUNTER_COLUMN[counter] for counter in Counter if counter is not Counter.PREFILL_TOKENS]
@@ -302,7 +302,7 @@ class SeriesTable:
 
 
 def _evidence(scalars: Counted, histograms: Counted, schema: Schema) -> prefill.Evidence:
-    """What the increases since the last scrape say about how long prompts take."""
+    """The increases since the last scrape from which the time that prompts take is estimated."""
     none = np.zeros(len(scalars.increases))
     sums: dict[Latency, tuple[Floats, Floats]] = {}
     for latency in (Latency.TTFT, Latency.QUEUE):

@@ -1,7 +1,7 @@
 """Scrape targets: what file_sd documents and actuators list, as one entry per server.
 
 Of a document the labels ``service``, ``role``, ``replica``, ``cluster``, ``node``, ``gpus`` and ``gpu_indices`` place a
-target (``trimtab.config.file_sd``). A replica without one goes by its address; it has one GPU unless it is said.
+target (``trimtab.config.file_sd``). A replica without a name goes by its address; it has one GPU by default.
 ``exporter: dcgm`` marks the GPU exporter of a node.
 
 Actuators are the reference: where one is configured, only replicas that it lists as routable count. Without any, every
@@ -68,7 +68,7 @@ class Target:
 def from_file_sd(listed: FileSdTarget, *, source: str = FILE_SD) -> Target:
     """The target of an entry of a document, which is a file's or, as ``source`` says, an HTTP server's.
 
-    ``counted`` is set when it is placed; ``merge_targets`` takes it back where an actuator decides.
+    ``counted`` is set when it is placed; ``merge_targets`` clears it where an actuator decides.
     """
     labels = listed.labels
     return Target(

@@ -1,4 +1,4 @@
-"""Windows: what rows of readings say about a stretch of time, for many servers at once.
+"""Windows: rates and averages over a stretch of time from rows of readings, for many servers at once.
 
 A rate is what was counted between two rows divided by the time between them. The first row is the newest one at or
 before the window's start, so that scrapes need not fall on its edges; after failed scrapes it lies further back, and

@@ -1,4 +1,4 @@
-"""What an HTTP answer to a scrape is worth: a page, or one line that says why not.
+"""From an HTTP answer to a page, or to one line that says why there is none.
 
 Bounded in bytes, packed and unpacked; nothing here waits.
 """

@@ -27,7 +27,7 @@ from trimtab.store.streams import MAX_READ, BoundedStream
 
 log = structlog.get_logger(__name__)
 
-# What nobody writes any more leaves the store by itself.
+# Keys that are not written any more expire.
 _EXPIRE_S = 600
 _TRIM_EVERY_ROUNDS = 60
 _APPEND_MARGIN_S = 10.0
@@ -42,9 +42,9 @@ _Command = tuple[str | bytes | int, ...]
 class Archive:
     """Reads and writes observations and samples. Every method raises ``StoreUnavailable``.
 
-    Where targets are shared: ``may_write`` says whether this collector's lease holds, without which nothing is
-    written; ``elsewhere`` names the replicas that other collectors scrape, whose samples these go on from and which
-    are not removed; ``collectors`` is how many add to one history.
+    Where targets are shared: ``may_write`` is whether this collector's lease holds, without which nothing is written;
+    ``elsewhere`` names the replicas that other collectors scrape, whose samples these go on from and which are not
+    removed; ``collectors`` is how many add to one history.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ _MAX_LOAD_BYTES = 4096
 
 
 class Gzip(Enum):
-    """When packed pages are asked for. They spare the network and cost both ends CPU."""
+    """When packed pages are asked for. They save network traffic and cost both ends CPU."""
 
     AUTO = "auto"
     """Full pages of other machines."""
@@ -105,7 +105,7 @@ class TargetClient:
             self._fail(DownError(f"no page within {timeout_s:g} s"))
 
     def close(self) -> None:
-        """Give up whatever is under way, without a word to anybody."""
+        """Abort whatever is under way; no callback comes."""
         self.busy = False
         self._drop()
 

@@ -1,11 +1,13 @@
-"""This collector's lease among those that share the store, and what they tell each other.
+"""This collector's lease among those that share the store, and what they exchange.
 
-Twice an interval one pipeline renews the lease, reads everybody's, and swaps what gateways have reported. In the middle
-of each interval, at a moment that all reckon alike, it is settled who shares (``metrics_collector.core.sharing``): by
-then the round that ended with the interval is written, so that whoever takes a target over finds its last sample.
+Twice an interval one pipeline renews the lease, reads those of all collectors, and exchanges what gateways have
+reported. In the middle of each interval, at a moment that all compute alike, the members are settled
+(``metrics_collector.core.sharing``): by then the round that ended with the interval is written, so that a collector
+that takes a target over finds its last sample.
 
-When the store is away, everybody keeps its share: nobody can write anything, and leases that end then tell of nobody's
-death. When it is back, shares stay for as long as a new member waits, until all have renewed their leases.
+When the store is away, every collector keeps its share: none can write anything, and a lease that ends then is no sign
+that its holder died. When it is back, shares stay for as long as a new member waits, until all have renewed their
+leases.
 """
 
 import secrets
@@ -63,8 +65,8 @@ class CollectorLease:
     """One collector among those that share targets.
 
     ``join`` before anything is scraped, then ``run``; ``leave`` at an orderly stop. ``on_settled`` is called when the
-    share may have changed. ``demand`` gives what this collector has heard from gateways, and ``on_demand`` gets what
-    the others have.
+    share may have changed. ``demand`` gives what gateways have reported to this collector, and ``on_demand`` gets what
+    they have reported to the others.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class CollectorLease:
         """Take the lease.
 
         Waits for the end of one that a former process left under this name. Raises ``StartupError`` when that is
-        renewed meanwhile, for then its holder lives; ``StoreUnavailable``.
+        renewed meanwhile, since its holder is then alive; ``StoreUnavailable``.
         """
         upto_ms: int | None = None
         give_up_s = self._now_s() + lease_s(self._interval_s) + 1.0
@@ -149,7 +151,7 @@ class CollectorLease:
             await self.beat(settle_at_s=number * half_s if number % 2 else None)
 
     async def beat(self, *, settle_at_s: float | None = None) -> None:
-        """One renewal; with ``settle_at_s`` it is settled who shares at that moment. Raises nothing for the store."""
+        """One renewal; with ``settle_at_s`` the members at that moment are settled. Raises nothing for the store."""
         before = self._own()
         try:
             renewed = await self._renew()
@@ -193,7 +195,7 @@ class CollectorLease:
         return next((member for member in self._members if member.name == self.name), None)
 
     async def _renew(self) -> bool:
-        """Whether the lease is this process's own; with it come everybody's, and their demand."""
+        """Whether the lease is this process's own; with it come those of all collectors, and their demand."""
         pipeline = self._store.redis.pipeline(transaction=False)
         pipeline.eval(
             _RENEW,

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection for scraping, and the answer that comes over it, bounded in bytes.
 
-Its owner hears of every request's end once: of a whole answer, or of the connection's.
+Its owner is called once for every request: at its answer, or at the connection's end.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _FRAMING = 4
 
 
 class Owner(Protocol):
-    """Who asks over a connection."""
+    """The owner of a connection, which is called back."""
 
     def complete(self, connection: "Connection", body: bytes, *, keep: bool) -> None:
         """An answer is here, whole; ``keep``: the connection can take another request."""
@@ -82,14 +82,14 @@ class Connection(asyncio.Protocol):
         return self._received == 0
 
     def send(self, request: bytes) -> None:
-        """Write the request; the owner hears of its end once."""
+        """Write the request; the owner is called back once."""
         self._reset()
         self._waiting = True
         if self._transport is not None:
             self._transport.write(request)
 
     def abandon(self) -> None:
-        """Close at once; the owner hears nothing more."""
+        """Close at once; no callback comes any more."""
         self._owner = None
         if self._transport is not None:
             self._transport.abort()
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         if owner is None:
             return
         if not self._waiting:
-            # Nobody asked: whatever this is, the next answer must not begin with it.
+            # No request is open: the next answer must not begin with these bytes.
             self._end(owner, None)
             return
         self._received += len(data)

@@ -1,7 +1,7 @@
-"""Targets from Prometheus ``http_sd`` servers: one JSON document by URL, asked for again and again.
+"""Targets from Prometheus ``http_sd`` servers: one JSON document by URL, read at an interval.
 
-An answer that cannot be used keeps the last good one's targets, and is told once for each reason: a server that is away
-takes no target with it. Each URL has its own task, so that a slow one delays no other.
+After an answer that cannot be used the targets of the last good one stay, and each reason is logged once: a server that
+is away removes no target. Each URL has its own task, so that a slow one delays no other.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _MAX_ERROR_CHARACTERS = 300
 
 
 class HttpTargets:
-    """The targets of several URLs; ``errors`` says of each what is wrong with its newest answer, if anything."""
+    """The targets of several URLs; ``errors``: URL → what is wrong with its newest answer, for those with a fault."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the collector says about itself and about the fleet on its own ``/metrics``."""
+"""Series about the collector itself and about the fleet on its own ``/metrics``."""
 
 from collections.abc import Callable, Iterable, Mapping
 

@@ -118,7 +118,7 @@ class Publisher:
                 schemas={schema for one in closed for schema in one.schemas},
             )
         except (StoreUnavailable, ResponseError) as error:
-            # A store that refuses a write, for want of memory say, is as good as away.
+            # A store that refuses a write, for lack of memory for example, counts as away.
             self._metrics.rounds.labels("lost").inc()
             if not self._store_lost:
                 self._store_lost = True
@@ -154,7 +154,7 @@ class Publisher:
         return found
 
     def _gpus(self, slices: Sequence[Slice], window: Window) -> Mapping[str, GpuAverages]:
-        """What GPU exporters say of replicas that count and are awake, by target."""
+        """GPU averages of replicas that count and are awake, by target."""
         scraper = self._scraper
         if not scraper.gpus.nodes:
             return {}
@@ -196,7 +196,7 @@ class Publisher:
                 self._on_observation(observation)
 
     def fresh(self) -> list[pb.RoleObservation]:
-        """The newest observations, without those too old to say anything about now."""
+        """The newest observations, without those that are older than two windows."""
         now_s, settings = self._now_s(), self._settings
         return [
             item

@@ -105,7 +105,7 @@ class RequestHeads:
 
 
 class Place:
-    """Where a target listens: host, port, whether TLS is spoken, and the end of its requests."""
+    """Where a target listens: host, port, whether it uses TLS, and the end of its requests."""
 
     __slots__ = ("host", "loopback", "port", "request_end", "tls")
 

@@ -1,4 +1,4 @@
-"""What holds for the requests to each service's targets, from the settings: names to ask for, token, TLS."""
+"""How each service's targets are scraped, from the settings: names to ask for, token, TLS."""
 
 import contextlib
 import sys

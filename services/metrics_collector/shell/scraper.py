@@ -148,7 +148,7 @@ class Scraper:
         self.table.remove(target_id)
 
     def judge(self, closed: ClosedSlice) -> None:
-        """A window of some targets has been closed: what it says of each."""
+        """Take the verdicts of a closed window on its targets."""
         statuses, verdicts = self.statuses, closed.verdicts
         states, still = verdicts.states.tolist(), closed.still.tolist()
         for position, target_id in enumerate(closed.expected_replicas.target_ids):
@@ -164,7 +164,7 @@ class Scraper:
                 self.tell(target_id, before, status)
 
     def tell(self, target_id: str, before: "pb.TargetState.ValueType", status: TargetStatus) -> None:
-        """Log a change of state that somebody may have to look at."""
+        """Log a change of state that an operator may have to look at."""
         state = status.state
         if state != before and (state in _STATES_TOLD or before in _STATES_TOLD):
             log.info(
@@ -269,7 +269,7 @@ class _Scrape:
 
     def _answered(self, page: bytes) -> None:
         if monotonic() - self._started_s > self._timeout_s:
-            # This process stood still, and finds the page and its deadline at once: when it was made, nobody can say.
+            # This process stood still, and finds the page and its deadline at once: when the page was made is unknown.
             self._failed(DownError(f"its page was read later than {self._timeout_s:g} s"))
             return
         try:
@@ -337,7 +337,7 @@ class _Scrape:
             else 0
         )
         if status.still and not failures:
-            # Those who wait at a sleeper are demand that nothing else shows.
+            # Requests that wait at a sleeper are demand that no other signal shows.
             asleep = state == pb.TARGET_STATE_ASLEEP
             self._until_load -= _LOAD_EVERY_WITHOUT // _LOAD_EVERY if asleep else 1
             if self._until_load <= 0:

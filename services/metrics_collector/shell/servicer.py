@@ -29,12 +29,12 @@ _MAX_KEYS = 1000
 _DEFAULT_HISTORY = 500
 _MAX_HISTORY = 5000
 _MAX_DEMANDS = 10_000
-# Services of which gateways may speak at once: each costs a window every interval.
+# Services that gateways may report at once: each costs a window every interval.
 _MAX_SERVICES = 2000
 _MAX_REPLICAS = 10_000
 _MAX_REPLICA_NAME = 512
 _MAX_MISSED = 5000
-"""More than so many windows are not told one by one to a reader that comes back."""
+"""A reader that comes back gets a snapshot in place of more than so many windows."""
 # Shorter ones drown in the rounding of clocks.
 _MIN_REPORT_INTERVAL_S = 0.001
 _MAX_REPORT_INTERVAL_S = 60.0
@@ -229,7 +229,7 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
             return
         told: dict[RoleKey, int] = {}
         begun = False
-        # The first message only says that from now on every change is queued: what the history holds lies before.
+        # After the first message every change is queued, so windows of the history come before them.
         async for message in self._hub.watch(snapshot=lambda: [pb.WatchObservationsResponse()], keep=keep):
             if not begun:
                 begun = True
@@ -293,12 +293,12 @@ class CollectorServicer(collector_pb2_grpc.CollectorServiceServicer):
 
 
 def observed(observation: pb.RoleObservation) -> pb.WatchObservationsResponse:
-    """The event that tells of a new window."""
+    """The event of a new window."""
     return pb.WatchObservationsResponse(observation=observation, revision=observation.window_end.ToMilliseconds())
 
 
 def bookmark(revision: int) -> pb.WatchObservationsResponse:
-    """The event that tells that the stream lives."""
+    """The event that shows that the stream is alive."""
     return pb.WatchObservationsResponse(bookmark=pb.Bookmark(revision=revision), revision=revision)
 
 

@@ -1,4 +1,4 @@
-"""What the collector can be told."""
+"""Settings of the collector."""
 
 import math
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Where targets come from: file_sd documents on disk, and the actuators' replicas.
 
-A document that cannot be read keeps its last good targets, says so once and is tried again when it changes. An
-actuator that is lost keeps its last replicas: what they serve does not depend on it.
+A document that cannot be read keeps its last good targets, is logged once and read again when it changes. The last
+replicas of a lost actuator stay: they serve without it.
 """
 
 from collections.abc import AsyncIterable, Callable, Sequence
@@ -83,7 +83,7 @@ class ActuatorTargets:
 
     @property
     def targets(self) -> list[Target]:
-        """The replicas last heard of."""
+        """The replicas of the last snapshot, with the changes since."""
         return list(self._replicas.values())
 
     async def run(self, context: ServiceContext, *, lost_after_s: float) -> None:

@@ -21,7 +21,7 @@ from trimtab.store.errors import StoreUnavailable
 log = structlog.get_logger(__name__)
 
 SEED_AGE_S = 60.0
-"""An older reading says nothing: who knows what the server did since."""
+"""An older reading is not used: the server may have restarted since."""
 
 Seeds = Mapping[str, tuple[float, Reading]]
 """Target → when its page was read last, on the store's clock, and the page's row."""
@@ -56,7 +56,7 @@ class TargetAssignment:
         return self._elsewhere
 
     def update(self, everything: Mapping[str, Target]) -> None:
-        """The targets of all sources, whoever scrapes them, by id. What is gone is given up before this returns."""
+        """The targets of all sources, of every collector, by id. Those that are gone are given up before this returns."""
         self.everything = everything
         self.settled()
 
@@ -79,7 +79,7 @@ class TargetAssignment:
             self._changed.set()
 
     def _share(self) -> frozenset[str]:
-        """Servers by the members' common reckoning; exporters of the nodes that one of these servers runs on."""
+        """This collector's servers, and the exporters of the nodes that one of these servers runs on."""
         servers = [target_id for target_id, target in self.everything.items() if not target.exporter]
         share = self._membership.share(servers)
         exporters = {target_id: target for target_id, target in self.everything.items() if target.exporter}

@@ -1,7 +1,7 @@
 """A timer wheel: thousands of calls a second for one timer of the loop.
 
 Moments are rounded up to a slot, so that what is due together is done together: one wake-up, and sockets that become
-readable in one go. Calls cannot be taken back; who is called looks whether it still matters.
+readable in one go. Calls cannot be cancelled; the called function checks whether it still applies.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class TimerWheel:
             self._set_timer()
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Make no more calls."""
         self._slots.clear()
         self._order.clear()
         if self._timer is not None:
@@ -67,6 +67,6 @@ class TimerWheel:
             self._set_timer()
 
     def fail(self, error: Exception) -> None:
-        """A defect: whoever waits for ``failure`` is to end."""
+        """Report a defect: it is raised to the waiter for ``failure``, which ends the process."""
         if not self.failure.done():
             self.failure.set_exception(error)

@@ -18,7 +18,7 @@ CLASSES = len(SubgroupClass)
 
 
 class Capacity:
-    """The mutable side of one cycle. Deducts as it goes; nothing is ever given back within a cycle."""
+    """What is still free in one cycle; its only mutable state. GPUs are taken and never returned within a cycle."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree

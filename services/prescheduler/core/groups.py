@@ -1,4 +1,4 @@
-"""Deployment Groups as they are: the live replicas of a service inside one network domain (HeteroScale 3.4)."""
+"""Deployment Groups that exist: the live replicas of a service inside one network domain (HeteroScale 3.4)."""
 
 import hashlib
 import re
@@ -82,7 +82,7 @@ def highest_class(tree: Tree, rows: Iterable[int]) -> SubgroupClass:
 def group_name(service: str, cluster: str, level: TopologyLevel, path: str, domain: str) -> str:
     """The name of the group of a service in one domain, a DNS-1123 label: the same in every cycle.
 
-    ``path`` tells domains of equal names apart, such as S1s of two S2s.
+    ``path`` distinguishes domains of equal names, such as S1s of two S2s.
     """
     digest = _digest(service, cluster, level.value, path)[:6]
     label = _NOT_IN_LABELS.sub("-", domain.lower())[:20].strip("-")

@@ -19,7 +19,7 @@ ROLE_ORDER = {role: position for position, role in enumerate(Role)}
 
 
 def level_label(level: TopologyLevel) -> str:
-    """As it stands in sentences: ``node``, ``S1``, ``S2``, ``cluster``."""
+    """A level's name in sentences: ``node``, ``S1``, ``S2``, ``cluster``."""
     return level.value.upper() if level in (TopologyLevel.S1, TopologyLevel.S2) else level.value
 
 
@@ -84,7 +84,7 @@ class MissingCluster:
     error: str
     services: frozenset[str] = frozenset()
     known: bool = False
-    """False when it has never answered: then only the requests say whether a decision rests on it."""
+    """False when it has never answered: then only the requests' revisions show whether a decision rests on it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,7 +127,7 @@ def _pack_flat(
 
 
 def _orders(needs: Sequence[Need]) -> list[tuple[Need, ...]]:
-    """Orders worth trying: largest first, then, where types or sizes get in each other's way, all others."""
+    """The orders to try: largest first, then, where types or sizes conflict, all others."""
     largest_first = tuple(sorted(needs, key=lambda need: (-need.gpus, len(need.types), ROLE_ORDER[need.role])))
     if len(needs) < 2 or _exact(largest_first):
         return [largest_first]

@@ -6,7 +6,7 @@ _DONE = (Outcome.PLACED, Outcome.REMOVED, Outcome.UNCHANGED)
 
 
 def settle(previous: ServiceResult | None, new: ServiceResult) -> ServiceResult:
-    """``new``, unless it says less about the same decision than ``previous`` does.
+    """``new``, unless ``previous`` is the more definite result of the same decision.
 
     A decision that was carried out stays so in the cycles that find nothing left to do, and when its request expires
     later; one that was placed in part is not denied because the rest still does not fit.

@@ -133,7 +133,7 @@ def build_tree(inventories: Iterable[ClusterInventory]) -> Tree:
 
 
 def check_columns(cluster: str, columns: NodeColumns) -> None:
-    """Raises ``InventoryError`` when ``columns`` contradict themselves or exceed what a mask can say."""
+    """Raises ``InventoryError`` when ``columns`` contradict themselves or exceed the bits of a mask."""
     count = len(columns.nodes)
     for name in ("vdcs", "s2s", "s1s", "gpu_types", "gpus", "free_gpu_masks"):
         length = len(getattr(columns, name))

@@ -9,14 +9,14 @@ from trimtab.domain.placement import GroupPlacement
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterWrite:
-    """What became of one cluster's write. ``refused``: group → why; ``error`` concerns all of its groups."""
+    """The result of one cluster's write. ``refused``: group → why; ``error`` concerns all of its groups."""
 
     refused: Mapping[str, str]
     error: str = ""
     unanswered: bool = False
     """No reply came: it may have been carried out, and the next cycle sees what is."""
     outdated: bool = False
-    """The cluster had changed since it was asked: nothing was judged, and nothing done."""
+    """The cluster had changed since it was asked: no group was judged, and nothing done."""
 
 
 def fold_writes(plan: Plan, writes: Mapping[str, ClusterWrite]) -> Plan:

@@ -35,7 +35,7 @@ _OUTDATED = "OUTDATED_INVENTORY"
 
 
 class ClusterSilent(Exception):
-    """A cluster cannot be counted on in this cycle; the message says why."""
+    """A cluster is left out of this cycle; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOutcome:
-    """What became of one write. With ``fenced_off``, ``highest_token`` is the one that the actuator has seen."""
+    """The result of one write. With ``fenced_off``, ``highest_token`` is the one that the actuator has seen."""
 
     write: ClusterWrite
     fenced_off: bool = False
@@ -126,7 +126,7 @@ class Clusters:
             return str(error)
 
     async def _inventory(self, cluster: str) -> ClusterInventory:
-        """Nodes first, then operations, then replicas: whatever happens in between, nothing is counted too low.
+        """Nodes first, then operations, then replicas: changes in between never make a count too low.
 
         A placement that lands after the nodes were read makes their revision old, and the write is refused.
         """

@@ -1,4 +1,4 @@
-"""Tells watchers of every process about the leader's cycles, by reading the stream that the leader appends to."""
+"""Sends the leader's cycles to the watchers of every process, by reading the stream that the leader appends to."""
 
 from collections.abc import Callable
 

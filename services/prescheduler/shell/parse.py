@@ -1,4 +1,4 @@
-"""Parses what callers and the policy engine ask for into the core's types, field by field."""
+"""Parses requests of callers and of the policy engine into the core's types, field by field."""
 
 from google.protobuf.timestamp_pb2 import Timestamp
 

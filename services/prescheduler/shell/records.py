@@ -79,7 +79,7 @@ class Records:
         return service in self._results.refused
 
     def held(self) -> dict[str, str]:
-        """Services of which a record cannot be read → those records: nothing is done for them."""
+        """Services of which a record cannot be read → those records, as text. No request of theirs is served."""
         found: dict[str, list[str]] = {}
         for service, refused in sorted(self._results.refused.items()):
             found.setdefault(service, []).append(str(refused))
@@ -95,7 +95,7 @@ class Records:
         return {cluster: frozenset(services) for cluster, services in found.items()}
 
     async def read_requests(self) -> StandingRequests:
-        """The standing requests, whoever wrote them. Raises ``StoreUnavailable``."""
+        """The standing requests, of any writer. Raises ``StoreUnavailable``."""
         entries = await self._hash(keys.scaling_requests())
         requests: list[ScalingRequest] = []
         broken: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """The cycle: read requests, ask the clusters, plan, write to each actuator, keep the results.
 
-One cycle at a time, and only the leader's cycles write. Between two cycles the standing requests are looked at, and a
+One cycle at a time, and only the leader's cycles write. Between two cycles the standing requests are read, and a
 change starts the next cycle at once.
 """
 
@@ -143,7 +143,7 @@ class Scheduler:
             raise Unavailable("LEASE_LOST", str(error)) from error
 
     async def view(self, *, max_age_s: float | None = None) -> View:
-        """What the clusters have: of the newest cycle when that is young enough, else asked for now."""
+        """The clusters' inventories: of the newest cycle when that is recent enough, else read now."""
         limit_s = 2 * self._settings.cycle_s if max_age_s is None else max_age_s
         if self._newest is not None and self._clock.now_s() - self._newest.as_of_s <= limit_s:
             return self._newest

@@ -82,7 +82,7 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
     async def GetTopology(
         self, request: scheduler_pb2.GetTopologyRequest, _context: _Context
     ) -> scheduler_pb2.GetTopologyResponse:
-        """The tree of the newest cycle; asked for now when there is none of late."""
+        """The tree of the newest cycle; built now when there is no recent one."""
         violations = Violations()
         violations.bounded_string("cluster", request.cluster, max_length=253, required=False)
         violations.raise_if_any()

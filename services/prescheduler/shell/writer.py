@@ -1,4 +1,4 @@
-"""Carries a plan out: one write to each cluster's actuator, and what is known of writes that nobody answered."""
+"""Carries a plan out: one write to each cluster's actuator, and the writes that got no answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class _Unsettled:
 
 
 class Writer:
-    """The leader's hand. ``outdated`` after a write: some cluster had changed since it was asked."""
+    """Writes plans under the leader's token. ``outdated`` after a write: a cluster had changed since it was asked."""
 
     def __init__(
         self, clusters: Clusters, records: Records, lease: Lease, clock: StoreClock, *, placement_ttl_s: float

@@ -9,7 +9,7 @@ from trimtab.config.dialects.mapping import DialectError, parse_dialects
 from trimtab.config.yamlfile import YamlError, read_bounded_text
 from trimtab.domain.dialects.model import Dialect
 
-# A page goes by the first of them that it has a mark of: V1 reads what V0's marks tell apart.
+# A page is read by the first dialect of which it has a mark; V0's marks are on no page of V1.
 _SHIPPED = ("vllm-v0", "vllm-v1", "sglang")
 
 

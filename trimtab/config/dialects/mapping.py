@@ -1,4 +1,4 @@
-"""Reads dialects from the YAML that people write. Pure: whoever calls has read the text."""
+"""Reads dialects from the YAML that people write. Pure: the caller has read the text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from trimtab.domain.signals import Gauge, Latency
 MAX_MAPPING_BYTES = 256 * 1024
 MAX_NAMES = 16
 _RATIOS: frozenset[Quantity] = frozenset({Gauge.KV_USAGE_RATIO, Gauge.KV_USAGE_MAX_RATIO, Gauge.AWAKE})
-# A ratio that a server reckons may miss 1 by a rounding.
+# A ratio computed by a server may exceed 1 by a rounding error.
 _MOST_RATIO = 1.000001
 _MOST_REQUESTS = 1e6
 _MOST_START_S = 1e11

@@ -14,7 +14,7 @@ from trimtab.domain.signals import Counter, Gauge, Latency
 
 
 class Source(StrEnum):
-    """What some columns of a reading are reckoned from, and what is no column itself."""
+    """Quantities from which some columns of a reading are computed, and which are no columns themselves."""
 
     CACHED_PROMPT_TOKENS = "cached_prompt_tokens"
     """Of ``PROMPT_TOKENS`` those that were not computed, counted at the same moment."""
@@ -53,9 +53,9 @@ class Family:
     """One quantity and where to read it.
 
     ``where`` keeps only series whose label has one of the given values, ``unless`` leaves those out; a label that a
-    series lacks is empty. Series that differ in the labels ``copies`` alone tell of one thing: the largest of them
+    series lacks is empty. Series that differ in the labels ``copies`` alone repeat one value: the largest of them
     counts. ``largest`` is the largest plausible value, in the page's unit: anything above it is refused, as are NaN,
-    infinities and negatives. ``scale`` is what one of the page's units is in ours.
+    infinities and negatives. ``scale`` converts the page's unit into the quantity's.
     """
 
     quantity: Quantity
@@ -79,8 +79,8 @@ class Family:
 class Dialect:
     """The families of one engine.
 
-    A page is of the first dialect of which one of the families ``marks`` is on it. ``required`` are the quantities of
-    which one must be there, else the server says nothing that can be worked with.
+    A page is read by the first dialect of which one of the families ``marks`` is on it. At least one of the quantities
+    ``required`` must be there, else the page is refused.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What stands where on a page: worked out exactly once for each layout, so that the next page costs its values only.
+"""The layout of a page: worked out once, so that reading the next page of that layout costs its values only.
 
 A page is cut at its ``# TYPE`` lines, and only the blocks of families that the dialect names are looked into. A layout
 keeps the beginnings of all blocks, and of every line in the blocks that are needed what stands before its value. If a

@@ -1,6 +1,6 @@
-"""From a page's numbers to a reading: series combined, computed columns reckoned, what is absurd left out.
+"""From a page's numbers to a reading: series combined, further columns computed, implausible values left out.
 
-``Plan`` says which of a page's numbers belong to which column. Numbers stand in this order: for each series of the
+``Plan`` maps a page's numbers to columns. Numbers are in this order: for each series of the
 latencies its buckets and its sum, in the schema's order of columns; then the counts of the histograms; then the rest.
 """
 
@@ -150,7 +150,7 @@ class Plan:
         return cells
 
     def _compute(self, raw: list[float]) -> None:
-        """Fills the columns that are reckoned from others. NaN stays NaN: ``max`` would lose it."""
+        """Fills the columns that are computed from others. NaN stays NaN: ``max`` would lose it."""
         for column in _RATIOS:
             if raw[column] > 1.0:
                 raw[column] = 1.0
