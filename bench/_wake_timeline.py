@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from policy_engine.core.pool import PoolInput
+from policy_engine.core.pool.decide import PoolInput
 from policy_engine.shell.replay import ReplayError, decode_input
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.collector.v1 import collector_pb2

@@ -1,10 +1,11 @@
 """Whether the layers hold, and what a plain install and a client's start cost: ``python -m bench.house --json``.
 
 `base_imports_up` counts imports of simulator and lab in the base, the services and the gateway, those inside functions
-too. `production_install_ratio` is the size of the files that a plain install of this commit brings, dependencies and
-all, over the same for a commit before there were extras; one command installs both, one after the other, into folders
-that are removed again. The figures are kept in the user's cache. `client_start_ratio` is the CPU time of
-`trimtab version` over that of a Python that imports grpc: medians of runs that take turns.
+too. `twins` counts pairs of production and lab that do not both call the core functions that they share
+(`bench/_twins.py`). `production_install_ratio` is the size of the files that a plain install of this commit brings,
+dependencies and all, over the same for a commit before there were extras; one command installs both, one after the
+other, into folders that are removed again. The figures are kept in the user's cache. `client_start_ratio` is the CPU
+time of `trimtab version` over that of a Python that imports grpc: medians of runs that take turns.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench._report import machine, print_bars, put_out
+from bench._twins import twins
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "06fe156"
@@ -80,6 +82,12 @@ def base_imports_up() -> Measured:
     """Imports of the base, the services and the gateway into simulator or lab."""
     found = imports_up(ROOT)
     return Measured(value=float(len(found)), bar=0.0, details={"imports": found})
+
+
+def count_twins() -> Measured:
+    """Pairs of production and lab that do the same by code of their own."""
+    found = twins()
+    return Measured(value=float(len(found)), bar=0.0, details={"pairs": found})
 
 
 # Installs
@@ -229,7 +237,7 @@ def _show(report: Mapping[str, object]) -> None:
 
 def main() -> int:
     """Print the figures; exit status 1 when a bar is missed or a figure could not be measured."""
-    parser = argparse.ArgumentParser(description="layers, size of a plain install, start of a client")
+    parser = argparse.ArgumentParser(description="layers, twins, size of a plain install, start of a client")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--baseline", default=BASELINE, help=f"commit that installs are compared with ({BASELINE})")
     parser.add_argument("--commit", default="HEAD", help="commit whose install is measured (HEAD)")
@@ -238,6 +246,7 @@ def main() -> int:
     arguments = parser.parse_args()
     measures: dict[str, Callable[[], Measured]] = {
         "base_imports_up": base_imports_up,
+        "twins": count_twins,
         "production_install_ratio": lambda: production_install_ratio(
             arguments.baseline, arguments.commit, arguments.cache
         ),

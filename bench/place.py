@@ -17,7 +17,7 @@ from prescheduler.core.model import ClusterInventory, Plan
 from prescheduler.core.plan import plan_cycle
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 NODES = (1_000, 4_000, 16_000)
 REQUESTS = 200

@@ -28,9 +28,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import _processes as processes
 from bench._simulated import simulated_page
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageReader
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.config.dialects import load_dialects
 from trimtab.domain.histogram import Histogram
 from trimtab.domain.time import seconds_of
 from trimtab.store import keys

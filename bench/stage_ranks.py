@@ -40,7 +40,7 @@ from lab.suites.tre_setup import DURATION_S, HELD_OUT_SEEDS, SLOS, TRAINING_SEED
 from simulator.traces.model import TraceRequest
 from simulator.traces.probes import MODELS, PROBES, probe
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 USES = (0.55, 0.85)
 """Mean work of the trace over what the replicas of a stage carry."""

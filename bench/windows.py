@@ -12,15 +12,15 @@ import time
 from collections.abc import Sequence
 
 from bench._report import machine, main_of
-from metrics_collector.core.rounds import close_slice, slices_of
-from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Gauge, Reading, Schema, schema_of
+from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Reading, Schema, schema_of
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
+from metrics_collector.core.window_close import close_slice, slices_of
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.role_window import role_window_to_proto
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Gauge, Latency
 
 TARGETS = (1_000, 10_000)
 TARGETS_PER_ROLE = 20
@@ -90,7 +90,7 @@ def cost_us(count: int) -> dict[str, float]:
                 table,
                 part,
                 window,
-                states=[pb.TARGET_STATE_UNSPECIFIED] * len(part.roster.targets),
+                states=[pb.TARGET_STATE_UNSPECIFIED] * len(part.expected_replicas.targets),
                 witnesses={},
                 gpus=None,
                 collector="bench",

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.core.outlier_ejection import Failure, OutlierEjection, ReplicaKey
 from trimtab.domain.endpoint import Endpoint, EndpointState
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 __all__ = [
     "ROLES",

@@ -48,7 +48,10 @@ class EventBuffer:
 
 
 def is_plain(piece: bytes) -> bool:
-    """Whether a piece holds no end, error or abort for sure: text never matches, its quotes are escaped."""
+    """Whether a piece holds no end, error or abort for sure.
+
+    Text hardly ever matches, since its quotes are escaped; a piece whose whole text is such a word has to be parsed.
+    """
     return not any(mark in piece for mark in _SUSPECT)
 
 

@@ -44,7 +44,7 @@ from gateway.core.sse import (
 )
 from gateway.shell.dispatch import Dispatcher, NoReplica
 from gateway.shell.upstream import TRANSPORT_ERRORS, Upstream, UpstreamFailure
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ import dataclasses
 
 from lab.baselines.history import EMPTY, History
 from lab.baselines.interface import RoleView, Signal, mean_of
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 GRACE_INTERVALS = 3
 

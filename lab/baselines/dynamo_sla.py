@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from lab.baselines.interface import RoleView, Traffic
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

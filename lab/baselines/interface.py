@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 S = TypeVar("S")
 

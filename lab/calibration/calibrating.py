@@ -16,7 +16,7 @@ from lab.suites.capacity import token_cost
 from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 RANK_ASKED = 0.9
 """Rank correlation of Z with health within a model."""

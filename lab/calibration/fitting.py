@@ -25,7 +25,7 @@ from lab.calibration.shares import Weights, order_of, shares
 from lab.calibration.windows import Floats, Windows
 from lab.evaluation.statistics import Slo
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 RELIABILITY = 0.95
 LOST, SAFE = 0.5, 0.99

@@ -14,7 +14,7 @@ from lab.virtual.fixed.routing import LeastLoaded
 from simulator.core.profile import Profile
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.traces.model import TraceRequest
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def run_fixed(

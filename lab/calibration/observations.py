@@ -32,7 +32,7 @@ from lab.calibration.fitting import CalibrationError
 from lab.calibration.watching import stage_pressures
 from lab.calibration.windows import Windows
 from lab.evaluation.statistics import Slo
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 NEEDED = ("window_end_s", "prefill_tps", "decode_tps", "running", "waiting")
 LATENCIES = ("ttft_p95_s", "tpot_p95_s")

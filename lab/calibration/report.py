@@ -13,7 +13,7 @@ import yaml
 from lab.calibration.calibrating import Calibration
 from lab.calibration.fitting import Quality
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def version_of(share: TokenServiceShare, date: datetime.date) -> str:

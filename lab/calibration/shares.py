@@ -1,4 +1,4 @@
-"""Token Service Share over columns of windows: as `policy_engine.core.tss` has it, for fits that try many weights.
+"""Token Service Share over columns of windows: as `policy_engine.core.pool.tss` has it, for fits that try many weights.
 
 Tests hold both equal, window by window.
 """
@@ -12,11 +12,11 @@ import numpy as np
 
 from lab.calibration.windows import Bools, Floats, Windows
 from lab.evaluation.statistics import Slo
-from policy_engine.core.load import FEW_REQUESTS_RPS, outputs_kept
-from policy_engine.core.tss import NOTHING_WAITING, waiting_weight_of
+from policy_engine.core.pool.load import FEW_REQUESTS_RPS, outputs_kept
+from policy_engine.core.pool.tss import NOTHING_WAITING, waiting_weight_of
 from trimtab.config.specs import Slo as SloSpec
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from lab.evaluation.statistics import Slo
 from simulator.core.profile import Profile
 from simulator.traces.generators import Curve
 from simulator.traces.model import TraceRequest
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 STAGES = (Role.PREFILL, Role.DECODE)
 ATTAINMENT = 0.95

@@ -18,13 +18,13 @@ from lab.evaluation.statistics import Slo
 from lab.virtual.clock import EngineClock
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.recording import EngineRecorder
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.event_engine import EventEngine
 from simulator.core.requests import FinishedRequest
 from simulator.traces.model import TraceRequest
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import RoleSignals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 WINDOW_S = 5.0
 SCRAPE_S = 1.0

@@ -25,8 +25,8 @@ from lab.evaluation.statistics import Slo
 from simulator.profiles import ProfileError, find_profile, load_profiles
 from trimtab.cli.output import console, print_json
 from trimtab.cli_errors import CommandError
+from trimtab.domain.vocabulary import Role
 from trimtab.views.text import MISSING
-from trimtab.words import Role
 
 MAX_REPLICAS = 64
 MAX_TARGET_S = 86_400.0

@@ -47,9 +47,9 @@ from trimtab.cli.up import (
 )
 from trimtab.cli_errors import CommandError
 from trimtab.config.resources import Resource, ServicePolicy, kind_of
+from trimtab.domain.vocabulary import Role
 from trimtab.rpc.errors import describe
 from trimtab.views.text import message_dict
-from trimtab.words import Role
 
 BRING_UP_SCALE = 0.05
 BRING_UP_TIMEOUT_S = 180.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from simulator.traces.model import MeanDemand
 from trimtab.config.resources import Pool, Resource, ServicePolicy
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def resources_of_pass(

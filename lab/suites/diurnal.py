@@ -31,7 +31,7 @@ from lab.virtual.scaled_control import ProportionalController, ScaledController,
 from lab.virtual.scaled_run import run_scaled
 from simulator.traces.diurnal import HOURS
 from simulator.traces.model import TraceRequest
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 Tick = Callable[[FleetView], Desired]
 PREFILL, DECODE = RoleKey(day.NAME, Role.PREFILL), RoleKey(day.NAME, Role.DECODE)

@@ -32,7 +32,7 @@ from simulator.traces.servegen import DAY_S, ClientMix, made_up_clients, request
 from trimtab.config.resources import Metadata, ServicePolicy
 from trimtab.config.specs import LatencyBrake, Proportional, Ratio, RoleSpec, ServicePolicySpec
 from trimtab.config.specs import Slo as SloSpec
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 NAME = "chat"
 PROFILE = "h100-32b-tp2"

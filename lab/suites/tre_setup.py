@@ -28,7 +28,7 @@ from trimtab.config.specs import (
     TokenServiceShare,
 )
 from trimtab.config.specs import Slo as SloSpec
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 NODE = "node-0"
 GPU_TYPE = "A100-40GB"

@@ -28,7 +28,7 @@ from actuator.core.model import (
     StepKind,
 )
 from actuator.core.tick import due_s, tick
-from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
+from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, ProbeResult, RunState, World
 from gateway.core.routing import to_route
 from lab.virtual.gateway import CLUSTER, VirtualGateway
 from lab.virtual.servers import ServerState, VirtualServers
@@ -37,7 +37,7 @@ from simulator.core.profile import Profile
 from trimtab.domain.operation import Operation
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 GATEWAY = "gateway"
 WRITER = "policy-engine"
@@ -217,7 +217,7 @@ class VirtualActuator:
     def _world(self) -> World:
         now_s = self._now_s
         listed: dict[str, Listed] = {}
-        sights: dict[str, Sight] = {}
+        probes: dict[str, ProbeResult] = {}
         worked_on = {step.replica for operation in self.unfinished() for step in operation.steps}
         guarded = self._guarded()
         # Pre-warming looks for donors among all that serve.
@@ -235,7 +235,7 @@ class VirtualActuator:
             in_flight = self.servers.in_flight(name) if counts else 0
             guards = server.awake and (everybody or (server.service, server.role) in guarded)
             waiting, kv_usage = self.servers.load(name) if guards else (None, None)
-            sights[name] = Sight(
+            probes[name] = ProbeResult(
                 as_of_s=now_s,
                 healthy=not starting,
                 refused=starting,
@@ -254,7 +254,7 @@ class VirtualActuator:
             nodes=self._nodes,
             gpu_memory=memory,
             measures_gpus=True,
-            sights=sights,
+            probes=probes,
             busy=frozenset(self._busy),
         )
 

@@ -13,10 +13,7 @@ from typing import Protocol
 
 from actuator.core.fencing import Refused
 from lab.virtual.actuation import TOKEN, VirtualActuator
-from policy_engine.core.desired import succeeding
-from policy_engine.core.draft import Draft, Transition
-from policy_engine.core.pool import PoolResult, PoolState, decide_pool
-from policy_engine.core.pool_cycle import (
+from policy_engine.core.pool.cycle import (
     PoolPicture,
     busy_replicas,
     needs_counts,
@@ -26,7 +23,9 @@ from policy_engine.core.pool_cycle import (
     unfinished_of,
     with_counts,
 )
-from policy_engine.core.transition_outcome import (
+from policy_engine.core.pool.decide import PoolResult, PoolState, decide_pool
+from policy_engine.core.pool.desired import succeeding
+from policy_engine.core.pool.transition_outcome import (
     Acknowledged,
     Refusal,
     awake_after,
@@ -35,7 +34,8 @@ from policy_engine.core.transition_outcome import (
     settled,
     under_way,
 )
-from policy_engine.core.vocabulary import MemberKey, Rule
+from policy_engine.core.shared.draft import Draft, Transition
+from policy_engine.core.shared.vocabulary import MemberKey, Rule
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.operation import Operation, OperationState
 from trimtab.domain.pool import DesiredPool

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from actuator.core.fencing import Refused
 from lab.baselines.interface import Desired, FleetView, Replica, RoleKey, RoleView, Traffic
 from lab.virtual.control import MemberScore, PoolDesk, PoolLook, ReplicaSample
-from policy_engine.core.overlay import Gpu, OverlayReplica, adopt_awake
-from policy_engine.core.transition_outcome import awake_after
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.gpu_layout import Gpu, OverlayReplica, adopt_awake
+from policy_engine.core.pool.transition_outcome import awake_after
+from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.operation import Operation, OperationState, StepKind
 from trimtab.domain.replica import Replica as ListedReplica
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 Tick = Callable[[FleetView], Desired]
 

@@ -15,15 +15,15 @@ from dataclasses import replace
 
 from metrics_collector.core.demand import DemandBoard, DemandReport, forget, front_door_windows, report
 from metrics_collector.core.liveness import judge_all
-from metrics_collector.core.roles import Roster, replica_values, role_windows
+from metrics_collector.core.roles import ExpectedReplicas, replica_values, role_windows
 from metrics_collector.core.schema import Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window, window_length_s
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.role_merge import merge
 from trimtab.domain.role_signals import FrontDoor, RoleSignals, front_door, role_signals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 _NAME = "virtual"
 _SPARE_ROWS = 4
@@ -50,7 +50,7 @@ class VirtualCollector:
         self._demand_expiry_s = demand_expiry_s
         self._table = SeriesTable(rows=max(12, int(self._length_s / interval_s) + _SPARE_ROWS))
         self._targets: dict[str, tuple[MemberKey, Target]] = {}
-        self._roster: tuple[frozenset[tuple[MemberKey, str]], Roster] | None = None
+        self._expected: tuple[frozenset[tuple[MemberKey, str]], ExpectedReplicas] | None = None
         self._demand = DemandBoard()
         self._ends_s: tuple[float, ...] = ()
         """Of the newest windows, two at most: the newest may end a little later than now."""
@@ -72,13 +72,13 @@ class VirtualCollector:
         )
         self._targets[replica] = (MemberKey(service, role), target)
         self._table.add(replica, keep_s=self._length_s)
-        self._roster = None
+        self._expected = None
 
     def remove(self, replica: str) -> None:
         """A server goes, with all that is known of it."""
         del self._targets[replica]
         self._table.remove(replica)
-        self._roster = None
+        self._expected = None
 
     def scrape(self, now_s: float, readings: Mapping[str, Reading], *, end_s: float | None = None) -> None:
         """One round: the readings of this moment; a server that gave none is left out of `readings`.
@@ -125,13 +125,18 @@ class VirtualCollector:
         return roles, fronts
 
     def _roles(self, window: Window, routable: Mapping[MemberKey, Collection[str]]) -> dict[MemberKey, RoleSignals]:
-        roster = self._roster_of(routable)
-        if not roster.keys:
+        expected_replicas = self._expected_of(routable)
+        if not expected_replicas.keys:
             return {}
-        windows = self._table.close(roster.target_ids, window)
-        verdicts = judge_all(roster.target_ids, windows, {}, limits_s=roster.limits_s(lambda _: self._stuck_after_s))
-        values = replica_values(roster, windows, verdicts, None)
-        closed = role_windows(roster, windows, verdicts, values, collector=_NAME, replica_revisions={})
+        windows = self._table.close(expected_replicas.target_ids, window)
+        verdicts = judge_all(
+            expected_replicas.target_ids,
+            windows,
+            {},
+            limits_s=expected_replicas.limits_s(lambda _: self._stuck_after_s),
+        )
+        values = replica_values(expected_replicas, windows, verdicts, None)
+        closed = role_windows(expected_replicas, windows, verdicts, values, collector=_NAME, replica_revisions={})
         by_member = {MemberKey(one.service, one.role): one for one in closed if one.role is not None}
         return {
             key: role_signals(key.role, merge([by_member[key]], expected=routable[key]))
@@ -139,12 +144,12 @@ class VirtualCollector:
             if key in by_member
         }
 
-    def _roster_of(self, routable: Mapping[MemberKey, Collection[str]]) -> Roster:
+    def _expected_of(self, routable: Mapping[MemberKey, Collection[str]]) -> ExpectedReplicas:
         counted = frozenset((key, name) for key, names in routable.items() for name in names)
-        if self._roster is None or self._roster[0] != counted:
+        if self._expected is None or self._expected[0] != counted:
             targets: list[Target] = []
             for name, (key, target) in self._targets.items():
                 counts = (key, name) in counted
                 targets.append(replace(target, counted=counts, routable_by_actuator=counts))
-            self._roster = (counted, Roster.of(targets))
-        return self._roster[1]
+            self._expected = (counted, ExpectedReplicas.of(targets))
+        return self._expected[1]

@@ -19,7 +19,7 @@ from lab.virtual.servers import VirtualServers
 from lab.virtual.staged_gateway import StagedGateway
 from prescheduler.core.inventory import cluster_inventory, taken_away
 from prescheduler.core.model import ClusterInventory, ServiceResult
-from prescheduler.core.pacing import Pace, note_placements
+from prescheduler.core.placement_backoff import Backoff, note_placements
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from simulator.core.profile import Profile
@@ -97,16 +97,16 @@ class PreScheduler:
         self.denied = 0
         """Cycles in which a request was not served as asked."""
         self._actuator = actuator
-        self._paces: dict[str, Pace] = {}
+        self._backoffs: dict[str, Backoff] = {}
 
     def cycle(self, requests: Sequence[ScalingRequest], now_s: float) -> tuple[ServiceResult, ...]:
         """Look, plan, write; what came of each request."""
         inventory = self._actuator.inventory()
-        plan = plan_cycle([inventory], requests, now_s=now_s, paces=self._paces)
+        plan = plan_cycle([inventory], requests, now_s=now_s, backoffs=self._backoffs)
         groups = plan.by_cluster().get(CLUSTER, ())
         if groups:
             write = self._actuator.place(groups, inventory_revision=inventory.inventory_revision)
             plan = fold_writes(plan, {CLUSTER: write})
-        self._paces = note_placements(self._paces, plan, now_s=now_s, first_wait_s=RETRY_PLACEMENT_S)
+        self._backoffs = note_placements(self._backoffs, plan, now_s=now_s, first_wait_s=RETRY_PLACEMENT_S)
         self.denied += sum(1 for result in plan.results if result.constraint)
         return plan.results

@@ -20,9 +20,9 @@ from lab.virtual.observing import VirtualCollector
 from lab.virtual.result import RunResult, TimelinePoint
 from lab.virtual.servers import VirtualServers
 from lab.virtual.serving import Serving
-from policy_engine.core.birth import BirthInput, lay_out
-from policy_engine.core.desired import desired_pool
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.desired import desired_pool
+from policy_engine.core.pool.initial_layout import LayoutInput, lay_out
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
 from simulator.core.requests import FinishedRequest
@@ -89,7 +89,7 @@ class PoolRun:
     def __init__(self, setup: PoolSetup, controller: Controller) -> None:
         self.setup = setup
         self.controller = controller
-        birth = lay_out(BirthInput(setup.pool, setup.policies))
+        birth = lay_out(LayoutInput(setup.pool, setup.policies))
         desired = desired_pool(setup.pool, setup.policies, birth.overlay, birth.awake, FIRST_DECISION, state_revision=1)
         specs, awake = specs_of(desired), desired.awake
         lost = setup.lost_sleepers

@@ -13,20 +13,11 @@ import math
 from bisect import bisect_left
 from itertools import accumulate
 
-from metrics_collector.core.schema import (
-    COUNTER_COLUMN,
-    GAUGE_COLUMN,
-    SCALARS,
-    Counter,
-    Gauge,
-    Reading,
-    Schema,
-    schema_of,
-)
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Reading, Schema, schema_of
 from simulator.core.edges import LATENCY_EDGES, TOKEN_GAP_EDGES, TTFT_EDGES
 from simulator.core.event_engine import EventEngine
 from simulator.core.requests import EngineGauges, FinishedRequest, FinishReason
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 _EDGES: tuple[tuple[Latency, tuple[float, ...]], ...] = (
     (Latency.TTFT, TTFT_EDGES),

@@ -13,14 +13,14 @@ from typing import Protocol
 from lab.baselines.interface import Desired, FleetView, Replica, RoleKey, RoleView, Traffic
 from lab.virtual.control import ReplicaSample, ServiceTraffic
 from lab.virtual.counts import ready_replica
-from policy_engine.core.draft import Draft
-from policy_engine.core.scaled import ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.scaling_request import count_replicas
-from policy_engine.core.units import RoleCounts
-from policy_engine.core.vocabulary import DecisionKind
+from policy_engine.core.scaled.decide import ScaledInput, ScaledState, decide_scaled
+from policy_engine.core.scaled.scaling_request import count_replicas
+from policy_engine.core.scaled.units import RoleCounts
+from policy_engine.core.shared.draft import Draft
+from policy_engine.core.shared.vocabulary import DecisionKind
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

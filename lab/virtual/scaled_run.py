@@ -21,8 +21,8 @@ from lab.virtual.scaled_control import ScaledController, ScaledLook
 from lab.virtual.servers import VirtualServers
 from lab.virtual.serving import Serving
 from lab.virtual.staged_gateway import StagedGateway
-from policy_engine.core.scaling_request import exists, scaling_request
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.scaled.scaling_request import exists, scaling_request
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.memory import GpuId
 from simulator.core.profile import Profile
 from simulator.core.requests import FinishedRequest
@@ -30,7 +30,7 @@ from simulator.traces.model import TraceRequest
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.role_signals import FrontDoor
 from trimtab.domain.scaling import ScalingRequest
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 BRING_UP_S = 3600.0
 """How long the first replicas may take to serve."""

@@ -19,7 +19,7 @@ from simulator.core.event_engine import EventEngine
 from simulator.core.memory import GpuId, GpuMemory, OutOfMemory
 from simulator.core.profile import Profile
 from simulator.core.timing import BatchWork
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 J_PER_KWH = 3.6e6
 

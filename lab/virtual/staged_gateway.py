@@ -15,7 +15,7 @@ from lab.virtual.network import Place, link_between
 from lab.virtual.servers import VirtualServer
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.core.timing import KvLink
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 class StagedGateway(VirtualGateway):

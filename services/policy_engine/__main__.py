@@ -1,6 +1,6 @@
 """`python -m policy_engine`."""
 
-from policy_engine.shell.app import serve
+from policy_engine.shell.serve import serve
 from policy_engine.shell.settings import EngineSettings
 from trimtab.rpc.run import main
 

@@ -1,6 +1,6 @@
 """``python -m prescheduler``."""
 
-from prescheduler.shell.app import serve
+from prescheduler.shell.serve import serve
 from prescheduler.shell.settings import PreSchedulerSettings
 from trimtab.rpc.run import main
 

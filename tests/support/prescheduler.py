@@ -14,8 +14,8 @@ from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
+from trimtab.domain.vocabulary import Role, TopologyLevel
 from trimtab.rpc.errors import STATUS_DETAILS_KEY, FailedPrecondition
-from trimtab.words import Role, TopologyLevel
 
 NodeRow = tuple[str, str, str, str, int, int]
 """(S2, S1, node, GPU type, GPUs, free GPUs)"""

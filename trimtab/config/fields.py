@@ -20,8 +20,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from trimtab.config.faults import check_scalar, scalar_kinds
+from trimtab.domain.vocabulary import Role, TopologyLevel
 from trimtab.names import is_identifier
-from trimtab.words import Role, TopologyLevel
 
 
 def _check_name(value: str) -> str:

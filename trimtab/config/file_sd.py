@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab.config.yamlfile import YamlError, parse_yaml_documents, read_bounded_text
+from trimtab.domain.vocabulary import Role
 from trimtab.names import is_identifier
-from trimtab.words import Role
 
 MAX_TARGETS: Final = 100_000
 MAX_LABEL_LENGTH: Final = 253

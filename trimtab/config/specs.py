@@ -25,7 +25,7 @@ from trimtab.config.fields import (
     enum_word,
 )
 from trimtab.config.poolrules import PoolRules
-from trimtab.words import MAX_ROLES, Role, TopologyLevel
+from trimtab.domain.vocabulary import MAX_ROLES, Role, TopologyLevel
 
 MAX_POOL_GPUS = 4096
 MAX_GPUS_PER_NODE = 64

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 class EndpointState(StrEnum):

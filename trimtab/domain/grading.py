@@ -13,7 +13,7 @@ import math
 from typing import NamedTuple
 
 from trimtab.domain.measurement import Measurement
-from trimtab.words import Quality
+from trimtab.domain.vocabulary import Quality
 
 
 class Tally(NamedTuple):

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from trimtab.api.common.v1 import types_pb2
-from trimtab.words import Quality
+from trimtab.domain.vocabulary import Quality
 
 MIN_REPORTED_SHARE = 0.95
 """Share of the expected replicas that must have contributed to a partial measurement before capacity is taken away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,7 +17,7 @@ from trimtab.domain.measurement import NEVER_READ, Measurement, measurement_to_p
 from trimtab.domain.role_window import RoleWindow, SignalSums, role_number
 from trimtab.domain.signals import LATENCY_NUMBERS, RATIO_SIGNALS, SIGNAL_NUMBERS, Latency, Signal
 from trimtab.domain.time import timestamp_of_microseconds
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 # More replicas than a role can have.
 _MANY = 1e9

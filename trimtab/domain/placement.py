@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 class SubgroupClass(IntEnum):

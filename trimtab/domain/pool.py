@@ -10,7 +10,7 @@ from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.member import MemberKey
 from trimtab.domain.time import optional_timestamp, seconds_of
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 Gpu = tuple[str, int]
 """A GPU: its node's name and its index there."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.time import optional_timestamp, seconds_of
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 
 @dataclass(frozen=True, kw_only=True)

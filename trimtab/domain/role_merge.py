@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from trimtab.domain.common_window import choose
 from trimtab.domain.observation import RoleObservation, RolePart
 from trimtab.domain.role_window import RoleWindow, role_number
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def merge(windows: Sequence[RoleWindow], *, expected: Collection[str] | None = None) -> RoleObservation:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from trimtab.domain.measurement import NEVER_READ, Measurement, missing
 from trimtab.domain.observation import RoleObservation
 from trimtab.domain.signals import Latency, Signal
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 V = TypeVar("V", "RoleSignals", "FrontDoor")
 

@@ -17,7 +17,7 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.histogram import Histogram
 from trimtab.domain.signals import LATENCIES, LATENCY_NUMBERS, SIGNAL_NUMBERS, SIGNALS, Latency, Signal
 from trimtab.domain.time import microseconds_of, timestamp_of_microseconds
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 class SignalSums(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.time import seconds_of, timestamp_of
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""What is measured of a role: signals and latencies, as closed, append-only sets with their numbers on the wire."""
+"""What is measured: gauges and counters of a server's page, latencies, and the signals of a role that come of them.
+
+Signals and latencies are closed, append-only sets with numbers on the wire.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,41 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
+
+
+class Gauge(StrEnum):
+    """What stands at the moment of the page. Units are in the names; ratios go from 0 to 1."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    KV_USAGE_RATIO = "kv_usage_ratio"
+    """Mean over the server's engines."""
+    KV_USAGE_MAX_RATIO = "kv_usage_max_ratio"
+    AWAKE = "awake"
+    """1 when every engine is awake, 0 when one sleeps; absent where the release does not say."""
+    START_TIME_S = "start_time_s"
+    """Start of the server's process, on its own clock."""
+
+
+class Counter(StrEnum):
+    """What only grows while a server lives, summed over its engines."""
+
+    PREFILL_TOKENS = "prefill_tokens"
+    """Prompt tokens that were computed."""
+    PREFILL_CACHED_TOKENS = "prefill_cached_tokens"
+    """Prompt tokens served from the prefix cache."""
+    PROMPT_TOKENS = "prompt_tokens"
+    """All prompt tokens, however they came."""
+    DECODE_TOKENS = "decode_tokens"
+    FINISHED = "finished"
+    """Requests that ended well: those aborted and failed are left out."""
+    PREEMPTIONS = "preemptions"
+    PREFIX_QUERIES = "prefix_queries"
+    PREFIX_HITS = "prefix_hits"
+    PREFILL_SECONDS = "prefill_seconds"
+    """Time that finished requests spent in prefill."""
+    PREFILL_REQUESTS = "prefill_requests"
+    """Requests in ``PREFILL_SECONDS``."""
 
 
 class Signal(StrEnum):
@@ -56,6 +94,26 @@ class Latency(StrEnum):
     E2E = "e2e"
 
 
+RATES: Mapping[Signal, Counter] = MappingProxyType(
+    {
+        Signal.PREFILL_TPS: Counter.PREFILL_TOKENS,
+        Signal.PREFILL_CACHED_TPS: Counter.PREFILL_CACHED_TOKENS,
+        Signal.DECODE_TPS: Counter.DECODE_TOKENS,
+        Signal.REQUEST_RPS: Counter.FINISHED,
+        Signal.PREEMPTION_RPS: Counter.PREEMPTIONS,
+    }
+)
+"""Signals that are a counter's increase per second."""
+AVERAGES: Mapping[Signal, Gauge] = MappingProxyType(
+    {
+        Signal.RUNNING: Gauge.RUNNING,
+        Signal.WAITING: Gauge.WAITING,
+        Signal.KV_USAGE_RATIO: Gauge.KV_USAGE_RATIO,
+    }
+)
+"""Signals that are a gauge's average over the window."""
+PAGE_SIGNALS: tuple[Signal, ...] = (*RATES, *AVERAGES, Signal.PREFIX_HIT_RATIO)
+"""Signals that come of servers' pages alone."""
 RATIO_SIGNALS = frozenset(
     {
         Signal.KV_USAGE_RATIO,

@@ -32,7 +32,7 @@ from trimtab.errors import SettingsError, StartupError
 from trimtab.logging import configure_logging, mask_passwords
 from trimtab.rpc.metrics_http import MetricsServer
 from trimtab.store.errors import StoreUnavailable
-from trimtab.waiting import stopped_within
+from trimtab.tasks import stopped_within
 
 __all__ = ["ServiceContext", "StartupError", "main", "run_until_stopped"]
 

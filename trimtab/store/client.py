@@ -32,7 +32,7 @@ from trimtab.logging import mask_passwords
 from trimtab.store import keys
 from trimtab.store.errors import StoreUnavailable
 from trimtab.store.upgrades import UPGRADES
-from trimtab.waiting import stopped_within
+from trimtab.tasks import stopped_within
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ import structlog
 
 from trimtab.store.client import Store
 from trimtab.store.errors import StoreUnavailable
-from trimtab.waiting import stopped_within
+from trimtab.tasks import stopped_within
 
 log = structlog.get_logger(__name__)
 

@@ -19,7 +19,7 @@ import structlog
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff, StoreUnavailable
-from trimtab.waiting import stopped_within
+from trimtab.tasks import stopped_within
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from trimtab.store.client import Store
-from trimtab.waiting import stopped_within
+from trimtab.tasks import stopped_within
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from trimtab.domain import role_merge
 from trimtab.domain.observation import observation_to_proto
 from trimtab.domain.role_window import role_window_from_proto
 from trimtab.domain.time import seconds_of
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def merge(partials: Sequence[pb.RolePartial], *, expected: Collection[str] | None = None) -> pb.RoleObservation:

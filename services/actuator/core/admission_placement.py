@@ -3,10 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from actuator.core.draft import Draft
 from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
+from actuator.core.gpu_occupancy import taken_gpus
 from actuator.core.held import refuse_for
-from actuator.core.ledger import taken_gpus
 from actuator.core.model import (
     ActionKind,
     Goal,
@@ -22,8 +21,9 @@ from actuator.core.model import (
     StepKind,
 )
 from actuator.core.operations import begin_rollback, keep
+from actuator.core.transaction import Transaction
 from actuator.core.world import World
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def apply_placements(
             f"{state.meta.inventory_revision}: list the nodes again",
             inventory_revision=str(state.meta.inventory_revision),
         )
-    d = Draft(state, world, limits, now_s)
+    d = Transaction(state, world, limits, now_s)
     blamed = d.held.everything or d.held.unknown_gpus
     if blamed is not None:
         raise refuse_for("no placement is accepted, since GPUs may be taken that are not known", blamed)
@@ -90,7 +90,7 @@ def apply_placements(
     return PlacementAnswer(state=d.commit(), results=results)
 
 
-def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> GroupOutcome:
+def _apply_group(d: Transaction, group: GroupRequest, *, validate_only: bool) -> GroupOutcome:
     blamed = d.held.subject(group.group)
     if blamed is not None:
         return GroupOutcome(group=group.group, accepted=False, detail=f"the group is held: {blamed.text}")
@@ -152,7 +152,7 @@ def _apply_group(d: Draft, group: GroupRequest, *, validate_only: bool) -> Group
     return GroupOutcome(group=group.group, accepted=True, operation_id=operation.operation_id)
 
 
-def _same_exists(d: Draft, placed: PlacedSpec) -> bool:
+def _same_exists(d: Transaction, placed: PlacedSpec) -> bool:
     record = d.replicas.get(placed.replica)
     return record is not None and _asked_for(record.placed) == _asked_for(placed)
 
@@ -162,7 +162,7 @@ def _asked_for(placed: PlacedSpec) -> PlacedSpec:
     return replace(placed, spec=replace(placed.spec, decision_id="", gpu_type=""))
 
 
-def _problem_with(d: Draft, group: GroupRequest, additions: list[PlacedSpec]) -> str:
+def _problem_with(d: Transaction, group: GroupRequest, additions: list[PlacedSpec]) -> str:
     """Why the group cannot be placed; empty when it can."""
     taken = taken_gpus(d.replicas, d.claimed_gpus(), d.world)
     doubled = [gpu for gpu, times in Counter(gpu for placed in additions for gpu in placed.gpus).items() if times > 1]
@@ -187,7 +187,7 @@ def _problem_with(d: Draft, group: GroupRequest, additions: list[PlacedSpec]) ->
     return ""
 
 
-def creations_to_take_back(d: Draft, group: GroupRequest) -> tuple[list[Operation], dict[Role, int]]:
+def creations_to_take_back(d: Transaction, group: GroupRequest) -> tuple[list[Operation], dict[Role, int]]:
     """Creations under way of which no replica is wanted any more, newest first, and how many replicas still must leave.
 
     They leave before replicas that serve. A creation is rolled back as a whole or goes on: one of which a part is
@@ -206,13 +206,13 @@ def creations_to_take_back(d: Draft, group: GroupRequest) -> tuple[list[Operatio
     return found, left
 
 
-def _busy(d: Draft, group: GroupRequest) -> str:
+def _busy(d: Transaction, group: GroupRequest) -> str:
     """Which operations have to end before more of the group can leave; empty when none has."""
     names = [operation.operation_id for operation in d.unfinished() if operation.subject == group.group]
     return f"; {', '.join(names)} must end first" if names else ""
 
 
-def pick_victims(d: Draft, group: str, role: Role, count: int) -> list[Replica]:
+def pick_victims(d: Transaction, group: str, role: Role, count: int) -> list[Replica]:
     """The replicas to remove: those that do not serve first, then the least loaded, then by name."""
     claimed = d.claimed()
     candidates = [
@@ -225,14 +225,14 @@ def pick_victims(d: Draft, group: str, role: Role, count: int) -> list[Replica]:
     ]
 
     def load(replica: Replica) -> tuple[bool, float, str]:
-        sight = d.sight(replica.name)
-        in_flight = sight.in_flight if sight is not None else None
+        probe = d.probe(replica.name)
+        in_flight = probe.in_flight if probe is not None else None
         return replica.routable, float("inf") if in_flight is None else float(in_flight), replica.name
 
     return sorted(candidates, key=load)[:count]
 
 
-def _operation(d: Draft, group: GroupRequest, steps: list[Step]) -> Operation:
+def _operation(d: Transaction, group: GroupRequest, steps: list[Step]) -> Operation:
     creates = any(step.kind is StepKind.CREATE for step in steps)
     duration_s = d.limits.default_drain_s + d.limits.pinned_wait_s + d.limits.terminating_s
     return Operation(

@@ -7,7 +7,6 @@ answer.
 
 from dataclasses import dataclass, replace
 
-from actuator.core.draft import Draft
 from actuator.core.fencing import check_expiry, check_token, refuse, remember_token
 from actuator.core.held import refuse_for
 from actuator.core.model import (
@@ -28,6 +27,7 @@ from actuator.core.model import (
 from actuator.core.operations import begin_rollback, keep
 from actuator.core.prewarming import in_its_way, leave_to
 from actuator.core.reconcile import open_pool_operation
+from actuator.core.transaction import Transaction
 from actuator.core.world import World
 from trimtab.domain.pool import DesiredPool, settings_in
 
@@ -57,7 +57,7 @@ def apply_pool_state(
 
     ``can_create``: whether the backend can make the replicas of the overlay that do not exist.
     """
-    d = Draft(state, world, limits, now_s)
+    d = Transaction(state, world, limits, now_s)
     desired = request.desired
     check_token(state.meta, request.writer, request.token)
     check_expiry(desired.expires_s, now_s)
@@ -91,7 +91,7 @@ def apply_pool_state(
     return PoolAnswer(state=new, state_revision=pool.state_revision, operation=operation)
 
 
-def _repeated(d: Draft, current: Pool, pool: Pool, request: PoolRequest) -> PoolAnswer:
+def _repeated(d: Transaction, current: Pool, pool: Pool, request: PoolRequest) -> PoolAnswer:
     if pool.state_revision < current.state_revision:
         raise refuse(
             "OUTDATED",
@@ -118,7 +118,7 @@ def _only_bounds_differ(current: Pool, asked: Pool) -> bool:
     return same and bool(asked.decision_id)
 
 
-def _rebound(d: Draft, current: Pool, asked: Pool) -> Operation | None:
+def _rebound(d: Transaction, current: Pool, asked: Pool) -> Operation | None:
     """New bounds begin nothing: the decision's operation goes on under the new revision.
 
     One that was rolled back is not tried again, or a change of a floor that comes meanwhile would do so.
@@ -225,7 +225,7 @@ def _check_exist(pool: Pool, world: World, current: Pool | None) -> None:
             )
 
 
-def _check_held(d: Draft, pool: Pool, current: Pool | None) -> None:
+def _check_held(d: Transaction, pool: Pool, current: Pool | None) -> None:
     """Nothing of the overlay is held for a record that cannot be read, or might be."""
     had = current.gpus if current is not None else frozenset()
     for placed in pool.overlay:
@@ -237,7 +237,7 @@ def _check_held(d: Draft, pool: Pool, current: Pool | None) -> None:
             raise refuse_for(f"pool {pool.pool}: GPUs of {placed.replica} may be taken", d.held.unknown_gpus)
 
 
-def _check_owners(d: Draft, pool: Pool) -> None:
+def _check_owners(d: Transaction, pool: Pool) -> None:
     """Check that the overlay's nodes and GPUs exist and have no other owner, and that its names are not in use."""
     others = {gpu: other.pool for other in d.pools.values() if other.pool != pool.pool for gpu in other.gpus}
     scaled = {gpu: replica.name for replica in d.replicas.values() if replica.spec.group for gpu in replica.gpus}
@@ -268,7 +268,7 @@ def _check_owners(d: Draft, pool: Pool) -> None:
             d.keep(replace(record, spec=spec, placement=placed.placement))
 
 
-def _take_over(d: Draft, pool: Pool) -> None:
+def _take_over(d: Transaction, pool: Pool) -> None:
     """End operations on servers that belonged to no pool so far: from now on the pool decides which are awake.
 
     Each was to be shown by itself; two found awake on one GPU would wait for one another, and the pool for both.
@@ -288,7 +288,7 @@ def _take_over(d: Draft, pool: Pool) -> None:
         keep(d, replace(operation, state=OperationState.CANCELLED, steps=steps, detail=detail))
 
 
-def _give_way(d: Draft, before: Pool | None, pool: Pool) -> None:
+def _give_way(d: Transaction, before: Pool | None, pool: Pool) -> None:
     """A pre-warming that the newer state needs room of is taken back at once, and that state waits for no operation."""
     for operation in list(d.unfinished()):
         if operation.kind is not OperationKind.PREWARM or operation.subject != pool.pool or before is None:
@@ -300,7 +300,7 @@ def _give_way(d: Draft, before: Pool | None, pool: Pool) -> None:
             keep(d, leave_to(begin_rollback(d, operation, reason, cancelled=True), pool, d.now_s))
 
 
-def _retarget(d: Draft, pool: Pool) -> tuple[str, ...]:
+def _retarget(d: Transaction, pool: Pool) -> tuple[str, ...]:
     """What the new state means for operations under way.
 
     A bring-up takes the new goals over. A transition that the new state contradicts is rolled back, and its id is given

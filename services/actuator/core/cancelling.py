@@ -1,11 +1,11 @@
 """Cancelling an operation: rolled back where that is still possible."""
 
-from actuator.core.draft import Draft
 from actuator.core.fencing import refuse
 from actuator.core.held import refuse_for, refused_operation
 from actuator.core.model import Limits, Operation, OperationKind, OperationState, State
 from actuator.core.operations import begin_rollback, keep
 from actuator.core.reconcile import conclude_pools
+from actuator.core.transaction import Transaction
 from actuator.core.world import World
 
 
@@ -26,7 +26,7 @@ def cancel_operation(
         return state, operation
     if operation.kind is OperationKind.OVERLAY:
         raise refuse("NOT_CANCELLABLE", f"{operation_id} brings up an overlay, which goes on: apply another pool state")
-    d = Draft(state, world, limits, now_s)
+    d = Transaction(state, world, limits, now_s)
     blamed = d.held.operation(operation)
     if blamed is not None:
         raise refuse_for(f"operation {operation_id} is held", blamed)

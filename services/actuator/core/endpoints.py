@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from actuator.core.model import Gateway, Replica, State
 from trimtab.domain.endpoint import Endpoint, EndpointSet, EndpointState
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 
 def endpoint_of(replica: Replica, *, cluster: str = "") -> Endpoint | None:

@@ -9,20 +9,20 @@ back, since the queues grow by the very requests that were reissued.
 
 from dataclasses import replace
 
-from actuator.core.draft import Draft
 from actuator.core.model import Operation, OperationKind, OperationState, Replica, Step, StepKind
-from trimtab.words import LifeCycle
+from actuator.core.transaction import Transaction
+from trimtab.domain.vocabulary import LifeCycle
 
 _LOST = (LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.STARTING)
 
 
-def note_who_stay(d: Draft, step: Step, replica: Replica) -> Step:
+def note_who_stay(d: Transaction, step: Step, replica: Replica) -> Step:
     """The step as its replica is hidden: the replicas that go on serving, and how many requests wait there."""
     names = tuple(name for name in sorted(d.replicas) if _stays(d.replicas[name], replica))
     return replace(step, stay=names, waiting_before=_waiting(d, names), unaware_s=0.0)
 
 
-def guard_broken(d: Draft, operation: Operation, step: Step, replica: Replica) -> str:
+def guard_broken(d: Transaction, operation: Operation, step: Step, replica: Replica) -> str:
     """Why the release has to be taken back; empty while it may go on. Only a transition's releases are judged."""
     judged = operation.kind is OperationKind.TRANSITION and step.kind is StepKind.RELEASE
     if not judged or step.state is OperationState.ROLLING_BACK or replica.evicting:
@@ -30,7 +30,7 @@ def guard_broken(d: Draft, operation: Operation, step: Step, replica: Replica) -
     return suffering(d, step)
 
 
-def suffering(d: Draft, step: Step) -> str:
+def suffering(d: Transaction, step: Step) -> str:
     """What has got worse for those that stay since the step's replica was hidden; empty when nothing has."""
     return _lost(d, step) or _queue_grown(d, step) or _kv_full(d, step)
 
@@ -40,7 +40,7 @@ def _stays(other: Replica, replica: Replica) -> bool:
     return same_role and other.name != replica.name and other.routable
 
 
-def _lost(d: Draft, step: Step) -> str:
+def _lost(d: Transaction, step: Step) -> str:
     for name in step.stay:
         other = d.replicas.get(name)
         if other is None or other.life_cycle in _LOST:
@@ -48,18 +48,18 @@ def _lost(d: Draft, step: Step) -> str:
     return ""
 
 
-def _waiting(d: Draft, names: tuple[str, ...]) -> int | None:
+def _waiting(d: Transaction, names: tuple[str, ...]) -> int | None:
     """Requests that wait at all of them; None when one does not report it."""
     total = 0
     for name in names:
-        sight = d.sight(name)
-        if sight is None or sight.waiting is None:
+        probe = d.probe(name)
+        if probe is None or probe.waiting is None:
             return None
-        total += sight.waiting
+        total += probe.waiting
     return total
 
 
-def _queue_grown(d: Draft, step: Step) -> str:
+def _queue_grown(d: Transaction, step: Step) -> str:
     waiting = _waiting(d, step.stay)
     if waiting is None or step.waiting_before is None:
         return ""
@@ -68,9 +68,9 @@ def _queue_grown(d: Draft, step: Step) -> str:
     return f"the queue of the {len(step.stay)} that stay grew from {step.waiting_before} to {waiting}"
 
 
-def _kv_full(d: Draft, step: Step) -> str:
+def _kv_full(d: Transaction, step: Step) -> str:
     for name in step.stay:
-        sight = d.sight(name)
-        if sight is not None and sight.kv_usage is not None and sight.kv_usage > d.limits.guard_kv_usage:
-            return f"{name}, which stays, uses {sight.kv_usage:.0%} of its KV cache"
+        probe = d.probe(name)
+        if probe is not None and probe.kv_usage is not None and probe.kv_usage > d.limits.guard_kv_usage:
+            return f"{name}, which stays, uses {probe.kv_usage:.0%} of its KV cache"
     return ""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from actuator.core.model import Hold, Replica
-from trimtab.words import HoldOwner
+from trimtab.domain.vocabulary import HoldOwner
 
 
 def put(replica: Replica, owner: HoldOwner, *, reason: str, now_s: float) -> Replica:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from actuator.core.model import Limits, Replica
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 class EdgeKind(StrEnum):
@@ -31,18 +31,6 @@ class Edge:
     cause: str
 
 
-_S, _A, _D, _Z, _R, _T, _F, _U = (
-    LifeCycle.STARTING,
-    LifeCycle.ACTIVE,
-    LifeCycle.DRAINING,
-    LifeCycle.SLEEPING,
-    LifeCycle.REACTIVATING,
-    LifeCycle.TERMINATING,
-    LifeCycle.FAILED,
-    LifeCycle.UNKNOWN,
-)
-
-
 def _active(cause: str) -> Edge:
     return Edge(EdgeKind.ACTIVE, cause)
 
@@ -52,41 +40,41 @@ def _passive(cause: str) -> Edge:
 
 
 TRANSITIONS: Mapping[tuple[LifeCycle, LifeCycle], Edge] = {
-    (_S, _A): _active("ready and a canary token came"),
-    (_S, _Z): _active("put to sleep before it was ever shown"),
-    (_S, _T): _active("deleted before it was shown"),
-    (_S, _F): _passive("died while starting, or took too long"),
-    (_S, _U): _passive("does not answer"),
-    (_A, _D): _active("hidden for a release or a scale-in"),
-    (_A, _Z): _passive("found asleep"),
-    (_A, _S): _passive("restarted"),
-    (_A, _F): _passive("died"),
-    (_A, _U): _passive("does not answer"),
-    (_D, _Z): _active("drained, then slept"),
-    (_D, _A): _active("restored: the hold was lifted"),
-    (_D, _T): _active("drained, then deleted"),
-    (_D, _S): _passive("restarted"),
-    (_D, _F): _passive("died"),
-    (_D, _U): _passive("does not answer"),
-    (_Z, _R): _active("woken: its GPUs are free"),
-    (_Z, _T): _active("deleted asleep"),
-    (_Z, _S): _passive("restarted, or found awake"),
-    (_Z, _F): _passive("died"),
-    (_Z, _U): _passive("does not answer"),
-    (_R, _A): _active("awake, ready and a canary token came"),
-    (_R, _Z): _active("the wake was taken back"),
-    (_R, _T): _active("deleted while waking"),
-    (_R, _S): _passive("restarted"),
-    (_R, _F): _passive("died, or took too long to wake"),
-    (_R, _U): _passive("does not answer"),
-    (_F, _S): _passive("answers again, awake"),
-    (_F, _Z): _passive("answers again, asleep"),
-    (_F, _U): _passive("runs again, does not answer"),
-    (_F, _T): _active("deleted after a failure"),
-    (_U, _S): _passive("answers again, awake"),
-    (_U, _Z): _passive("answers again, asleep"),
-    (_U, _F): _passive("died"),
-    (_U, _T): _active("deleted while silent"),
+    (LifeCycle.STARTING, LifeCycle.ACTIVE): _active("ready and a canary token came"),
+    (LifeCycle.STARTING, LifeCycle.SLEEPING): _active("put to sleep before it was ever shown"),
+    (LifeCycle.STARTING, LifeCycle.TERMINATING): _active("deleted before it was shown"),
+    (LifeCycle.STARTING, LifeCycle.FAILED): _passive("died while starting, or took too long"),
+    (LifeCycle.STARTING, LifeCycle.UNKNOWN): _passive("does not answer"),
+    (LifeCycle.ACTIVE, LifeCycle.DRAINING): _active("hidden for a release or a scale-in"),
+    (LifeCycle.ACTIVE, LifeCycle.SLEEPING): _passive("found asleep"),
+    (LifeCycle.ACTIVE, LifeCycle.STARTING): _passive("restarted"),
+    (LifeCycle.ACTIVE, LifeCycle.FAILED): _passive("died"),
+    (LifeCycle.ACTIVE, LifeCycle.UNKNOWN): _passive("does not answer"),
+    (LifeCycle.DRAINING, LifeCycle.SLEEPING): _active("drained, then slept"),
+    (LifeCycle.DRAINING, LifeCycle.ACTIVE): _active("restored: the hold was lifted"),
+    (LifeCycle.DRAINING, LifeCycle.TERMINATING): _active("drained, then deleted"),
+    (LifeCycle.DRAINING, LifeCycle.STARTING): _passive("restarted"),
+    (LifeCycle.DRAINING, LifeCycle.FAILED): _passive("died"),
+    (LifeCycle.DRAINING, LifeCycle.UNKNOWN): _passive("does not answer"),
+    (LifeCycle.SLEEPING, LifeCycle.REACTIVATING): _active("woken: its GPUs are free"),
+    (LifeCycle.SLEEPING, LifeCycle.TERMINATING): _active("deleted asleep"),
+    (LifeCycle.SLEEPING, LifeCycle.STARTING): _passive("restarted, or found awake"),
+    (LifeCycle.SLEEPING, LifeCycle.FAILED): _passive("died"),
+    (LifeCycle.SLEEPING, LifeCycle.UNKNOWN): _passive("does not answer"),
+    (LifeCycle.REACTIVATING, LifeCycle.ACTIVE): _active("awake, ready and a canary token came"),
+    (LifeCycle.REACTIVATING, LifeCycle.SLEEPING): _active("the wake was taken back"),
+    (LifeCycle.REACTIVATING, LifeCycle.TERMINATING): _active("deleted while waking"),
+    (LifeCycle.REACTIVATING, LifeCycle.STARTING): _passive("restarted"),
+    (LifeCycle.REACTIVATING, LifeCycle.FAILED): _passive("died, or took too long to wake"),
+    (LifeCycle.REACTIVATING, LifeCycle.UNKNOWN): _passive("does not answer"),
+    (LifeCycle.FAILED, LifeCycle.STARTING): _passive("answers again, awake"),
+    (LifeCycle.FAILED, LifeCycle.SLEEPING): _passive("answers again, asleep"),
+    (LifeCycle.FAILED, LifeCycle.UNKNOWN): _passive("runs again, does not answer"),
+    (LifeCycle.FAILED, LifeCycle.TERMINATING): _active("deleted after a failure"),
+    (LifeCycle.UNKNOWN, LifeCycle.STARTING): _passive("answers again, awake"),
+    (LifeCycle.UNKNOWN, LifeCycle.SLEEPING): _passive("answers again, asleep"),
+    (LifeCycle.UNKNOWN, LifeCycle.FAILED): _passive("died"),
+    (LifeCycle.UNKNOWN, LifeCycle.TERMINATING): _active("deleted while silent"),
 }
 
 # A deleted replica leaves TERMINATING by leaving the records; nothing else leads out of it.
@@ -108,7 +96,7 @@ def move(replica: Replica, target: LifeCycle, *, now_s: float, detail: str = "")
     """
     if replica.life_cycle is target:
         return replica
-    if target is _A and replica.told_to_sleep:
+    if target is LifeCycle.ACTIVE and replica.told_to_sleep:
         raise ForbiddenTransition(f"{replica.name}: told to sleep, and not known to have done with it")
     allowed = edge(replica.life_cycle, target)
     if allowed is None:
@@ -120,17 +108,17 @@ def move(replica: Replica, target: LifeCycle, *, now_s: float, detail: str = "")
         cause=allowed.cause,
         detail=detail,
         # Only an active or draining replica has proved that it serves; every other state has to prove it again.
-        ready=target in (_A, _D),
-        evicting=replica.evicting and target is _D,
-        told_to_sleep=None if target is _Z else replica.told_to_sleep,
+        ready=target in (LifeCycle.ACTIVE, LifeCycle.DRAINING),
+        evicting=replica.evicting and target is LifeCycle.DRAINING,
+        told_to_sleep=None if target is LifeCycle.SLEEPING else replica.told_to_sleep,
     )
 
 
 def timeout_s(life_cycle: LifeCycle, limits: Limits) -> float | None:
     """How long a replica may stay in a transient state; None for a state that lasts."""
     bounds: Mapping[LifeCycle, float] = {
-        _S: limits.starting_s,
-        _R: limits.reactivating_s,
-        _T: limits.terminating_s,
+        LifeCycle.STARTING: limits.starting_s,
+        LifeCycle.REACTIVATING: limits.reactivating_s,
+        LifeCycle.TERMINATING: limits.terminating_s,
     }
     return bounds.get(life_cycle)

@@ -19,7 +19,7 @@ from trimtab.domain.pool import Floor as Floor
 from trimtab.domain.pool import Gpu as Gpu
 from trimtab.domain.pool import PoolSettings
 from trimtab.domain.replica import Hold as Hold
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 
 class Goal(StrEnum):

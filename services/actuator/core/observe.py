@@ -11,19 +11,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from actuator.core import holds
-from actuator.core.draft import Draft
-from actuator.core.ledger import exited, occupies, sharing
+from actuator.core.gpu_occupancy import exited, occupies, sharing
 from actuator.core.lifecycle import timeout_s
 from actuator.core.model import ActionKind, Replica
 from actuator.core.sleeping import fall_asleep, level_of_sleeper
-from actuator.core.world import Listed, Outcome, RunState, Sight
-from trimtab.words import HoldOwner, LifeCycle
+from actuator.core.transaction import Transaction
+from actuator.core.world import Listed, Outcome, ProbeResult, RunState
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 _START_TIME_TOLERANCE_S = 0.5
 _GONE = "the backend does not list it"
 
 
-def observe(d: Draft) -> None:
+def observe(d: Transaction) -> None:
     """Brings every record up to what was seen."""
     # What is held has somebody to answer for it, too: its record says who, when it can be read again.
     claimed = d.claimed().keys() | d.held_replicas()
@@ -34,12 +34,12 @@ def observe(d: Draft) -> None:
         for name in sorted(d.replicas):
             _compare_listing(d, d.replicas[name], d.world.listed.get(name), claimed=name in claimed)
     for name in sorted(d.replicas):
-        _compare_sight(d, d.replicas[name])
+        _compare_probe(d, d.replicas[name])
     for name in sorted(d.replicas):
         _expire(d, d.replicas[name], claimed=name in claimed)
 
 
-def hear(d: Draft, outcomes: Iterable[Outcome]) -> None:
+def apply_outcomes(d: Transaction, outcomes: Iterable[Outcome]) -> None:
     """Take in outcomes of actions. One whose replica has changed its state since then counts as lost.
 
     Every action may be lost and is asked for again, so that is always safe; the outcome of another process, or of an
@@ -59,7 +59,7 @@ def hear(d: Draft, outcomes: Iterable[Outcome]) -> None:
             d.keep(replace(replica, told_to_sleep=None))
 
 
-def _settled(d: Draft, replica: Replica, outcome: Outcome) -> bool:
+def _settled(d: Transaction, replica: Replica, outcome: Outcome) -> bool:
     """Whether a sleep that failed will not happen any more.
 
     A refusal settles its own call. An earlier one may be under way for as long as a request is in flight that it waits
@@ -74,7 +74,7 @@ def _settled(d: Draft, replica: Replica, outcome: Outcome) -> bool:
     )
 
 
-def start_again(d: Draft, replica: Replica, detail: str) -> Replica:
+def start_again(d: Transaction, replica: Replica, detail: str) -> Replica:
     """Awake and unproved: hidden until a canary token comes."""
     replica = d.move(replica, LifeCycle.STARTING, detail)
     replica = replace(replica, since_s=d.now_s, ready=False, detail=detail)
@@ -86,10 +86,10 @@ def as_new(replica: Replica) -> Replica:
     return replace(replica, slept_once=False, sleep_level=0, told_to_sleep=None)
 
 
-def _adopt(d: Draft, listed: Listed) -> None:
+def _adopt(d: Transaction, listed: Listed) -> None:
     """A replica without a record: given as a target, or its record was lost with the store."""
-    sight = d.sight(listed.spec.replica)
-    if sight is None and listed.run_state is RunState.RUNNING:
+    probe = d.probe(listed.spec.replica)
+    if probe is None and listed.run_state is RunState.RUNNING:
         return
     replica = Replica(
         spec=listed.spec,
@@ -104,23 +104,23 @@ def _adopt(d: Draft, listed: Listed) -> None:
     replica = d.hold(replica, HoldOwner.START_UP, "found")
     if listed.run_state is RunState.EXITED:
         d.move(replica, LifeCycle.FAILED, "its process has ended")
-    elif sight is not None and not sight.healthy and listed.run_state is RunState.RUNNING:
+    elif probe is not None and not probe.healthy and listed.run_state is RunState.RUNNING:
         # One of ours that runs and listens to nobody is taken for one that comes up: it may be waiting for memory.
-        if not (sight.refused and _made_here(listed)):
-            found = LifeCycle.FAILED if sight.refused else LifeCycle.UNKNOWN
-            d.move(replica, found, sight.error or "does not answer")
-    elif sight is not None and sight.healthy and sight.sleeping and not sight.paused:
+        if not (probe.refused and _made_here(listed)):
+            found = LifeCycle.FAILED if probe.refused else LifeCycle.UNKNOWN
+            d.move(replica, found, probe.error or "does not answer")
+    elif probe is not None and probe.healthy and probe.sleeping and not probe.paused:
         fall_asleep(d, replica, "found asleep")
-    elif sight is not None and sight.healthy and sight.paused:
+    elif probe is not None and probe.healthy and probe.paused:
         # It may be falling asleep: it stops its scheduler first, and gives its memory up last.
         d.move(replica, LifeCycle.UNKNOWN, "paused by another hand, or falling asleep")
-    elif sight is not None and sight.healthy and _was_serving(d, listed, sight):
+    elif probe is not None and probe.healthy and _was_serving(d, listed, probe):
         d.keep(holds.lift(d.move(replica, LifeCycle.ACTIVE), HoldOwner.START_UP))
 
 
-def _was_serving(d: Draft, listed: Listed, sight: Sight) -> bool:
+def _was_serving(d: Transaction, listed: Listed, probe: ProbeResult) -> bool:
     """Trimtab made it, so it was serving when the record was lost: taking it away would change a count."""
-    if not _made_here(listed) or sight.error:
+    if not _made_here(listed) or probe.error:
         return False
     return not any(occupies(other, d.world) for other in sharing(listed.placed, d.replicas))
 
@@ -129,7 +129,7 @@ def _made_here(listed: Listed) -> bool:
     return bool(listed.spec.pool or listed.spec.group)
 
 
-def _compare_listing(d: Draft, replica: Replica, listed: Listed | None, *, claimed: bool) -> None:
+def _compare_listing(d: Transaction, replica: Replica, listed: Listed | None, *, claimed: bool) -> None:
     if listed is None:
         _not_listed(d, replica, claimed=claimed)
         return
@@ -144,7 +144,7 @@ def _compare_listing(d: Draft, replica: Replica, listed: Listed | None, *, claim
         d.move(as_new(replica), LifeCycle.FAILED, "its process has ended")
 
 
-def _not_listed(d: Draft, replica: Replica, *, claimed: bool) -> None:
+def _not_listed(d: Transaction, replica: Replica, *, claimed: bool) -> None:
     being_made = replica.life_cycle is LifeCycle.STARTING and not replica.address and claimed
     if being_made or d.world.listed_as_of_s <= replica.since_s:
         return
@@ -158,53 +158,53 @@ def _not_listed(d: Draft, replica: Replica, *, claimed: bool) -> None:
         del d.replicas[replica.name]
 
 
-def _compare_sight(d: Draft, replica: Replica) -> None:
-    sight = d.sight(replica.name)
-    if sight is None or sight.as_of_s <= replica.since_s or replica.life_cycle is LifeCycle.TERMINATING:
+def _compare_probe(d: Transaction, replica: Replica) -> None:
+    probe = d.probe(replica.name)
+    if probe is None or probe.as_of_s <= replica.since_s or replica.life_cycle is LifeCycle.TERMINATING:
         return
-    if not sight.healthy:
-        _no_answer(d, replica, sight)
+    if not probe.healthy:
+        _no_answer(d, replica, probe)
     elif replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN):
-        if replica.detail != _GONE and not exited(replica, d.world) and not sight.paused:
-            _came_back(d, replica, sight)
+        if replica.detail != _GONE and not exited(replica, d.world) and not probe.paused:
+            _came_back(d, replica, probe)
     elif replica.name not in d.world.busy:
-        _compare_sleep(d, replica, sight)
+        _compare_sleep(d, replica, probe)
 
 
-def _no_answer(d: Draft, replica: Replica, sight: Sight) -> None:
+def _no_answer(d: Transaction, replica: Replica, probe: ProbeResult) -> None:
     if replica.life_cycle is LifeCycle.STARTING:
         return
-    if sight.refused and replica.life_cycle is not LifeCycle.FAILED:
+    if probe.refused and replica.life_cycle is not LifeCycle.FAILED:
         # Nothing listens: a server that answers there later was started meanwhile.
-        d.move(as_new(replica), LifeCycle.FAILED, sight.error or "nothing listens at its address")
-    elif sight.misses >= d.limits.misses_before_unknown and replica.life_cycle not in (
+        d.move(as_new(replica), LifeCycle.FAILED, probe.error or "nothing listens at its address")
+    elif probe.misses >= d.limits.misses_before_unknown and replica.life_cycle not in (
         LifeCycle.FAILED,
         LifeCycle.UNKNOWN,
     ):
-        d.move(replica, LifeCycle.UNKNOWN, sight.error or "does not answer")
+        d.move(replica, LifeCycle.UNKNOWN, probe.error or "does not answer")
 
 
-def _came_back(d: Draft, replica: Replica, sight: Sight) -> None:
-    if sight.sleeping:
+def _came_back(d: Transaction, replica: Replica, probe: ProbeResult) -> None:
+    if probe.sleeping:
         fall_asleep(d, replica, "answers again, asleep")
     else:
         start_again(d, replica, "answers again")
 
 
-def _compare_sleep(d: Draft, replica: Replica, sight: Sight) -> None:
-    if sight.paused and replica.life_cycle is LifeCycle.ACTIVE:
+def _compare_sleep(d: Transaction, replica: Replica, probe: ProbeResult) -> None:
+    if probe.paused and replica.life_cycle is LifeCycle.ACTIVE:
         d.move(replica, LifeCycle.UNKNOWN, "paused by another hand")
-    elif sight.sleeping and not sight.paused:
+    elif probe.sleeping and not probe.paused:
         if replica.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.STARTING):
             fall_asleep(d, replica, "found asleep")
         elif replica.life_cycle is LifeCycle.SLEEPING and replica.sleep_level == 0:
             # Found before its pool was known again, which may let the next ones sleep at another level.
             d.keep(replace(replica, sleep_level=level_of_sleeper(d, replica)))
-    elif sight.sleeping is not None and replica.life_cycle is LifeCycle.SLEEPING:
+    elif probe.sleeping is not None and replica.life_cycle is LifeCycle.SLEEPING:
         start_again(d, replace(replica, sleep_level=level_of_sleeper(d, replica)), "found awake")
 
 
-def _expire(d: Draft, replica: Replica, *, claimed: bool) -> None:
+def _expire(d: Transaction, replica: Replica, *, claimed: bool) -> None:
     """Transient states that no operation answers for end by their time-out."""
     limit_s = timeout_s(replica.life_cycle, d.limits)
     if claimed or limit_s is None or d.now_s - replica.since_s <= limit_s:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from actuator.core import prewarming
-from actuator.core.draft import Draft
-from actuator.core.ledger import exited
+from actuator.core.gpu_occupancy import exited
 from actuator.core.model import ActionKind, Goal, Operation, OperationKind, OperationState, Replica, Step, StepKind
 from actuator.core.removal import toward_absent
 from actuator.core.sleeping import restore, toward_asleep
 from actuator.core.steps import fail, phase, succeed
+from actuator.core.transaction import Transaction
 from actuator.core.waking import await_creation, create, recreate, toward_awake
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 INVERSE: Mapping[StepKind, Goal] = {
     StepKind.RELEASE: Goal.AWAKE,
@@ -26,7 +26,7 @@ INVERSE: Mapping[StepKind, Goal] = {
 """Where a roll-back takes the replica of a step of that kind."""
 
 
-def advance(d: Draft, operation: Operation) -> Operation:
+def advance(d: Transaction, operation: Operation) -> Operation:
     """One look at an operation whose steps are known; the result is kept in the draft."""
     broken = prewarming.broken(d, operation)
     if broken:
@@ -42,7 +42,7 @@ def advance(d: Draft, operation: Operation) -> Operation:
     return keep(d, operation)
 
 
-def keep(d: Draft, operation: Operation) -> Operation:
+def keep(d: Transaction, operation: Operation) -> Operation:
     """Stores it with its time when something changed."""
     before = d.operations.get(operation.operation_id)
     if before != operation:
@@ -51,7 +51,7 @@ def keep(d: Draft, operation: Operation) -> Operation:
     return operation
 
 
-def begin_rollback(d: Draft, operation: Operation, reason: str, *, cancelled: bool = False) -> Operation:
+def begin_rollback(d: Transaction, operation: Operation, reason: str, *, cancelled: bool = False) -> Operation:
     """Turns every step round that had begun. One that still waited for others has none and ends at once."""
     if operation.waits_for:
         state = OperationState.CANCELLED if cancelled else OperationState.ROLLED_BACK
@@ -67,7 +67,7 @@ def begin_rollback(d: Draft, operation: Operation, reason: str, *, cancelled: bo
     )
 
 
-def _turn_round(d: Draft, step: Step) -> Step:
+def _turn_round(d: Transaction, step: Step) -> Step:
     if step.state is OperationState.PENDING:
         return replace(step, state=OperationState.CANCELLED, phase="never begun", end_s=d.now_s)
     if step.kind is StepKind.CREATE and step.goal is Goal.ASLEEP and step.state is OperationState.SUCCEEDED:
@@ -76,7 +76,7 @@ def _turn_round(d: Draft, step: Step) -> Step:
     return step.turned(INVERSE[step.kind], OperationState.ROLLING_BACK, "rolling back")
 
 
-def _came_up_again(d: Draft, operation: Operation, step: Step) -> bool:
+def _came_up_again(d: Transaction, operation: Operation, step: Step) -> bool:
     """Whether a server that an atomic operation has put to sleep, or seen dead, has started anew and is awake.
 
     The operation answers for it until it ends, and another step of it may be waiting for its GPUs.
@@ -84,15 +84,15 @@ def _came_up_again(d: Draft, operation: Operation, step: Step) -> bool:
     if not operation.atomic or not operation.answers_for(step) or not step.finished:
         return False
     never_woken = operation.state is OperationState.ROLLING_BACK and step.kind is StepKind.WAKE
-    replica, sight = d.replicas.get(step.replica), d.sight(step.replica)
+    replica, probe = d.replicas.get(step.replica), d.probe(step.replica)
     return (
         (step.goal is Goal.ASLEEP or never_woken)
         and step.state is not OperationState.FAILED
         and replica is not None
         and replica.life_cycle is LifeCycle.STARTING
-        and sight is not None
-        and sight.healthy
-        and not sight.sleeping
+        and probe is not None
+        and probe.healthy
+        and not probe.sleeping
     )
 
 
@@ -102,7 +102,7 @@ def _taken_up_again(operation: Operation, step: Step) -> Step:
     return replace(step.turned(Goal.ASLEEP, state, "it came up again"), asked=None)
 
 
-def _advance_step(d: Draft, operation: Operation, step: Step) -> Step:
+def _advance_step(d: Transaction, operation: Operation, step: Step) -> Step:
     if _came_up_again(d, operation, step):
         step = _taken_up_again(operation, step)
     if step.finished:
@@ -129,7 +129,7 @@ def _advance_step(d: Draft, operation: Operation, step: Step) -> Step:
     return toward_absent(d, operation, step, replica)
 
 
-def _without_replica(d: Draft, operation: Operation, step: Step) -> Step:
+def _without_replica(d: Transaction, operation: Operation, step: Step) -> Step:
     if step.goal is Goal.ABSENT:
         return succeed(d, step, "gone")
     if step.kind is StepKind.CREATE:
@@ -143,7 +143,7 @@ def _creates_pending(operation: Operation) -> bool:
     return any(step.kind is StepKind.CREATE and not step.finished for step in operation.steps)
 
 
-def _long_exited(d: Draft, replica: Replica) -> bool:
+def _long_exited(d: Transaction, replica: Replica) -> bool:
     return (
         replica.life_cycle is LifeCycle.FAILED
         and exited(replica, d.world)
@@ -151,7 +151,7 @@ def _long_exited(d: Draft, replica: Replica) -> bool:
     )
 
 
-def _conclude(d: Draft, operation: Operation) -> Operation:
+def _conclude(d: Transaction, operation: Operation) -> Operation:
     failed = [step for step in operation.steps if step.state is OperationState.FAILED]
     unfinished = [step for step in operation.steps if not step.finished]
     late = d.now_s >= operation.deadline_s
@@ -171,7 +171,7 @@ def _conclude(d: Draft, operation: Operation) -> Operation:
     return replace(operation, state=OperationState.SUCCEEDED, detail=_summary(operation))
 
 
-def _conclude_rollback(d: Draft, operation: Operation, *, late: bool) -> Operation:
+def _conclude_rollback(d: Transaction, operation: Operation, *, late: bool) -> Operation:
     steps = operation.steps
     if late:
         steps = tuple(
@@ -188,7 +188,7 @@ def _conclude_rollback(d: Draft, operation: Operation, *, late: bool) -> Operati
     return replace(operation, state=state)
 
 
-def _conclude_overlay(d: Draft, operation: Operation, *, late: bool) -> Operation:
+def _conclude_overlay(d: Transaction, operation: Operation, *, late: bool) -> Operation:
     before = d.operations[operation.operation_id].steps
     steps = tuple(
         # What had ended before answers for its replica no longer; another operation may be at work there.
@@ -206,7 +206,7 @@ def _conclude_overlay(d: Draft, operation: Operation, *, late: bool) -> Operatio
     return replace(operation, state=OperationState.FAILED, detail=text)
 
 
-def _overlay_step(d: Draft, step: Step, *, late: bool) -> Step:
+def _overlay_step(d: Transaction, step: Step, *, late: bool) -> Step:
     """What a step leaves behind that fails now is cleared away, so that it does not keep a GPU from the others."""
     if late and not step.finished:
         step = fail(d, step, f"not done in time: {step.phase}")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from actuator.core.admission_placement import GroupRequest
+from actuator.core.gpu_occupancy import taken_gpus
 from actuator.core.held import held
-from actuator.core.ledger import taken_gpus
 from actuator.core.model import PlacedSpec, Placement, Spec, State
 from actuator.core.world import World
 from trimtab.domain.inventory import NodeColumns

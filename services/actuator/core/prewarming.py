@@ -13,9 +13,8 @@ servers that still boot: that frees GPUs soonest, in a time that does not depend
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from actuator.core.draft import Draft
+from actuator.core.gpu_occupancy import exited, in_the_way
 from actuator.core.guard import suffering
-from actuator.core.ledger import exited, in_the_way
 from actuator.core.model import (
     Floor,
     Goal,
@@ -30,7 +29,8 @@ from actuator.core.model import (
     StepKind,
 )
 from actuator.core.sleeping import floor_of
-from trimtab.words import LifeCycle, Role
+from actuator.core.transaction import Transaction
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 _SERVED = (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.SLEEPING)
 
@@ -38,7 +38,7 @@ _SERVED = (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.SLEEPING)
 # Beginning
 
 
-def prewarm(d: Draft) -> None:
+def prewarm(d: Transaction) -> None:
     """Opens at most one operation in each pool that asks for it and is quiet."""
     for name in sorted(d.pools):
         pool = d.pools[name]
@@ -48,7 +48,7 @@ def prewarm(d: Draft) -> None:
                 _open(d, pool, *found)
 
 
-def _quiet(d: Draft, pool: Pool) -> bool:
+def _quiet(d: Transaction, pool: Pool) -> bool:
     """Brought up, and nothing is under way or ended lately, but for sleepers that wait until their GPUs are free."""
     if pool.settled_revision == 0 or any(placed.replica in d.world.busy for placed in pool.overlay):
         return False
@@ -63,14 +63,14 @@ def _quiet(d: Draft, pool: Pool) -> bool:
     return True
 
 
-def _only_waits(d: Draft, step: Step) -> bool:
+def _only_waits(d: Transaction, step: Step) -> bool:
     """For GPUs to make a sleeper on, or with a deletion for such a sleeper."""
     if step.kind is StepKind.DELETE:
         return step.state is OperationState.PENDING
     return step.kind is StepKind.CREATE and step.goal is Goal.ASLEEP and step.replica not in d.replicas
 
 
-def _rested(d: Draft, pool: Pool) -> bool:
+def _rested(d: Transaction, pool: Pool) -> bool:
     """After attempts that came to nothing, one after the other, the next comes ever later."""
     ended = [o for o in d.operations.values() if _is_of(o, pool.pool) and o.finished]
     ended.sort(key=lambda operation: (operation.update_s, operation.operation_id))
@@ -89,7 +89,7 @@ def _is_of(operation: Operation, pool: str) -> bool:
     return operation.kind is OperationKind.PREWARM and operation.subject == pool
 
 
-def _choose(d: Draft, pool: Pool) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
+def _choose(d: Transaction, pool: Pool) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
     """The replica to warm up and its donors: first what failed least often, then the fewest and least loaded donors."""
     best: tuple[tuple[int, int, int, str], tuple[PlacedSpec, ...], tuple[Replica, ...]] | None = None
     for placed in sorted(pool.overlay, key=lambda placed: placed.replica):
@@ -112,7 +112,7 @@ def _choose(d: Draft, pool: Pool) -> tuple[tuple[PlacedSpec, ...], tuple[Replica
     return best[1:] if best is not None else None
 
 
-def _cold(d: Draft, placed: PlacedSpec) -> bool:
+def _cold(d: Transaction, placed: PlacedSpec) -> bool:
     """It does not exist, its process has ended, or it waits for memory; and has done so for a while."""
     replica = d.replicas.get(placed.replica)
     if replica is None:
@@ -122,13 +122,13 @@ def _cold(d: Draft, placed: PlacedSpec) -> bool:
     return _waits(d, replica) or (replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world))
 
 
-def _waits(d: Draft, replica: Replica) -> bool:
+def _waits(d: Transaction, replica: Replica) -> bool:
     """It runs and nothing listens at its address. What cannot be seen is not taken for that."""
-    sight = d.sight(replica.name)
-    return replica.life_cycle is LifeCycle.STARTING and sight is not None and not sight.healthy and sight.refused
+    probe = d.probe(replica.name)
+    return replica.life_cycle is LifeCycle.STARTING and probe is not None and not probe.healthy and probe.refused
 
 
-def _parts(d: Draft, pool: Pool, placed: PlacedSpec) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
+def _parts(d: Transaction, pool: Pool, placed: PlacedSpec) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
     """Cold replicas that come up when room is made for one, itself first, and its donors; None when it may not begin.
 
     Others that wait for the same memory may get it before it, so they are warmed up too.
@@ -153,15 +153,15 @@ def _parts(d: Draft, pool: Pool, placed: PlacedSpec) -> tuple[tuple[PlacedSpec, 
     return tuple(cold.values()), tuple(donors[name] for name in sorted(donors))
 
 
-def _serves(d: Draft, pool: Pool, replica: Replica) -> bool:
+def _serves(d: Transaction, pool: Pool, replica: Replica) -> bool:
     """It is awake as it is meant to be, and all of that is seen."""
-    sight = d.sight(replica.name)
+    probe = d.probe(replica.name)
     meant = replica.name in pool.awake and replica.name in pool.effective_awake
-    seen = sight is not None and sight.healthy and sight.in_flight is not None
+    seen = probe is not None and probe.healthy and probe.in_flight is not None
     return meant and replica.routable and replica.told_to_sleep is None and seen
 
 
-def _role_can_do_without(d: Draft, pool: Pool, donors: Mapping[str, Replica]) -> bool:
+def _role_can_do_without(d: Transaction, pool: Pool, donors: Mapping[str, Replica]) -> bool:
     """Check floor, residence and load of each role that gives: one replica stays, with room for the donors' load."""
     for service, role in sorted({(donor.spec.service, donor.spec.role) for donor in donors.values()}):
         members = [r for r in d.replicas.values() if (r.spec.service, r.spec.role) == (service, role) and r.routable]
@@ -176,19 +176,19 @@ def _role_can_do_without(d: Draft, pool: Pool, donors: Mapping[str, Replica]) ->
     return True
 
 
-def _least(d: Draft, replica: Replica) -> int:
+def _least(d: Transaction, replica: Replica) -> int:
     """How many of its role have to go on serving: its floor, and one in any case."""
     return max(1, floor_of(d, replica))
 
 
-def _has_room(d: Draft, members: Iterable[Replica], stay: int) -> bool:
+def _has_room(d: Transaction, members: Iterable[Replica], stay: int) -> bool:
     """Whether no request waits and ``stay`` of them could hold the KV caches of all. Unknown counts as no room."""
     used = 0.0
     for replica in members:
-        sight = d.sight(replica.name)
-        if sight is None or sight.waiting != 0 or sight.kv_usage is None:
+        probe = d.probe(replica.name)
+        if probe is None or probe.waiting != 0 or probe.kv_usage is None:
             return False
-        used += sight.kv_usage
+        used += probe.kv_usage
     return used <= stay * d.limits.prewarm_kv_usage
 
 
@@ -198,12 +198,12 @@ def _within_budget(pool: Pool, cold: Iterable[PlacedSpec], donors: Mapping[str, 
     return len(used.union(gpu for placed in cold for gpu in placed.gpus)) <= pool.budget_gpus
 
 
-def _in_flight(d: Draft, replica: Replica) -> int:
-    sight = d.sight(replica.name)
-    return sight.in_flight or 0 if sight is not None else 0
+def _in_flight(d: Transaction, replica: Replica) -> int:
+    probe = d.probe(replica.name)
+    return probe.in_flight or 0 if probe is not None else 0
 
 
-def _open(d: Draft, pool: Pool, cold: tuple[PlacedSpec, ...], donors: tuple[Replica, ...]) -> None:
+def _open(d: Transaction, pool: Pool, cold: tuple[PlacedSpec, ...], donors: tuple[Replica, ...]) -> None:
     releases = [
         Step(kind=StepKind.RELEASE, goal=Goal.ASLEEP, replica=donor.name, service=donor.spec.service)
         for donor in donors
@@ -229,7 +229,7 @@ def _open(d: Draft, pool: Pool, cold: tuple[PlacedSpec, ...], donors: tuple[Repl
     d.operations[operation.operation_id] = operation
 
 
-def _take_over(d: Draft, pool: Pool, cold: set[str]) -> None:
+def _take_over(d: Transaction, pool: Pool, cold: set[str]) -> None:
     """Steps of a bring-up that waited for the same GPUs."""
     for operation in list(d.unfinished()):
         if operation.subject != pool.pool:
@@ -247,18 +247,18 @@ def _take_over(d: Draft, pool: Pool, cold: set[str]) -> None:
 # Under way
 
 
-def awaited_donor(d: Draft, operation: Operation, step: Step) -> str:
+def awaited_donor(d: Transaction, operation: Operation, step: Step) -> str:
     """The replicas that a boot waits for. One that comes up by itself meanwhile is put to sleep at once."""
     if operation.kind is not OperationKind.PREWARM or step.kind is not StepKind.CREATE:
         return ""
-    sight = d.sight(step.replica)
-    if step.replica in d.replicas and sight is not None and sight.healthy:
+    probe = d.probe(step.replica)
+    if step.replica in d.replicas and probe is not None and probe.healthy:
         return ""
     awake = (other.replica for other in _donors(operation) if other.state is not OperationState.SUCCEEDED)
     return next(awake, "")
 
 
-def broken(d: Draft, operation: Operation) -> str:
+def broken(d: Transaction, operation: Operation) -> str:
     """Why a pre-warming is to be given up while its donors are away; empty while it may go on."""
     rolling_back = operation.state is OperationState.ROLLING_BACK
     if operation.kind is not OperationKind.PREWARM or rolling_back or _returning(operation):
@@ -280,7 +280,7 @@ def broken(d: Draft, operation: Operation) -> str:
     return ""
 
 
-def _serves_beside(d: Draft, step: Step, donor: Replica) -> bool:
+def _serves_beside(d: Transaction, step: Step, donor: Replica) -> bool:
     """A donor of the same role that is not hidden yet."""
     other = d.replicas.get(step.replica)
     same = other is not None and (other.spec.service, other.spec.role) == (donor.spec.service, donor.spec.role)
@@ -320,7 +320,7 @@ def _returning(operation: Operation) -> bool:
 # Beside others
 
 
-def holder(d: Draft, placed: PlacedSpec) -> str:
+def holder(d: Transaction, placed: PlacedSpec) -> str:
     """The replica that is pre-warmed on GPUs of ``placed``, or empty. No other sleeper is made there meanwhile."""
     mine = set(placed.gpus)
     for operation in d.unfinished():

@@ -6,8 +6,7 @@ unfinished operation has a step for is left to that operation.
 
 from dataclasses import replace
 
-from actuator.core.draft import Draft
-from actuator.core.ledger import exited, in_the_way, sharing
+from actuator.core.gpu_occupancy import exited, in_the_way, sharing
 from actuator.core.model import (
     Goal,
     Operation,
@@ -22,13 +21,14 @@ from actuator.core.model import (
 )
 from actuator.core.operations import advance, keep
 from actuator.core.prewarming import holder
-from trimtab.words import HoldOwner, LifeCycle
+from actuator.core.transaction import Transaction
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 _OWN_HOLDS = frozenset({HoldOwner.START_UP, HoldOwner.RELEASE, HoldOwner.SOFT_SCALE_IN})
 _CORRECTION_MEMORY_S = 600.0
 
 
-def plan_pool(d: Draft, pool: Pool, awake: frozenset[str]) -> list[Step]:
+def plan_pool(d: Transaction, pool: Pool, awake: frozenset[str]) -> list[Step]:
     """The steps that bring the pool's unclaimed replicas to ``awake``, by name."""
     claimed = d.claimed()
     steps = []
@@ -49,7 +49,7 @@ def _delete(replica: Replica) -> Step:
     return Step(kind=StepKind.DELETE, goal=Goal.ABSENT, replica=replica.name, service=replica.spec.service)
 
 
-def _step_for(d: Draft, placed: PlacedSpec, replica: Replica | None, *, wanted: bool, pool: Pool) -> Step | None:
+def _step_for(d: Transaction, placed: PlacedSpec, replica: Replica | None, *, wanted: bool, pool: Pool) -> Step | None:
     goal = Goal.AWAKE if wanted else Goal.ASLEEP
     if replica is None or (replica.life_cycle is LifeCycle.FAILED and exited(replica, d.world)):
         if _brought_up(pool) and placed.replica in pool.effective_awake and not wanted:
@@ -69,17 +69,17 @@ def _step_for(d: Draft, placed: PlacedSpec, replica: Replica | None, *, wanted: 
     return None
 
 
-def _only_starting(d: Draft, replica: Replica) -> bool:
+def _only_starting(d: Transaction, replica: Replica) -> bool:
     """Not up yet, so it cannot be put to sleep; it may be waiting for the memory that its neighbour uses."""
-    sight = d.sight(replica.name)
-    return replica.life_cycle is LifeCycle.STARTING and (sight is None or not sight.healthy)
+    probe = d.probe(replica.name)
+    return replica.life_cycle is LifeCycle.STARTING and (probe is None or not probe.healthy)
 
 
 def _shown(replica: Replica) -> bool:
     return replica.life_cycle is LifeCycle.ACTIVE and not any(hold.owner in _OWN_HOLDS for hold in replica.holds)
 
 
-def open_pool_operation(d: Draft, pool: Pool, waits_for: tuple[str, ...]) -> Operation | None:
+def open_pool_operation(d: Transaction, pool: Pool, waits_for: tuple[str, ...]) -> Operation | None:
     """The operation for the pool's newest state; None when nothing has to change."""
     steps = () if waits_for else _steps_of_newest(d, pool)
     if not steps and not waits_for:
@@ -103,7 +103,7 @@ def open_pool_operation(d: Draft, pool: Pool, waits_for: tuple[str, ...]) -> Ope
     return operation
 
 
-def _steps_of_newest(d: Draft, pool: Pool) -> tuple[Step, ...]:
+def _steps_of_newest(d: Transaction, pool: Pool) -> tuple[Step, ...]:
     """After the bring-up a new state is a transition of what changed in the awake set, or a change of the overlay.
 
     What else is out of order is put right by corrections of its own, so that no transition waits for it.
@@ -129,7 +129,7 @@ def _kind_of(pool: Pool, steps: tuple[Step, ...]) -> OperationKind:
     return OperationKind.TRANSITION if transition else OperationKind.OVERLAY
 
 
-def _deadline_s(d: Draft, pool: Pool, kind: OperationKind, steps: tuple[Step, ...]) -> float:
+def _deadline_s(d: Transaction, pool: Pool, kind: OperationKind, steps: tuple[Step, ...]) -> float:
     limits = d.limits
     if kind is OperationKind.OVERLAY:
         return d.now_s + limits.overlay_s
@@ -138,7 +138,7 @@ def _deadline_s(d: Draft, pool: Pool, kind: OperationKind, steps: tuple[Step, ..
     return d.now_s + drain_s + limits.pinned_wait_s + limits.sleeping_s + limits.reactivating_s + start_ups_s
 
 
-def _start_ups_s(d: Draft, pool: Pool, steps: tuple[Step, ...]) -> float:
+def _start_ups_s(d: Transaction, pool: Pool, steps: tuple[Step, ...]) -> float:
     """Time for servers that have to come up before the steps are done.
 
     One that is to be awake and is made, or starts; and before it those that wait for the same memory: they may get it
@@ -157,12 +157,12 @@ def _start_ups_s(d: Draft, pool: Pool, steps: tuple[Step, ...]) -> float:
     return starts_s + sleeps_s
 
 
-def settle_pool(d: Draft, pool: Pool, awake: tuple[str, ...]) -> None:
+def settle_pool(d: Transaction, pool: Pool, awake: tuple[str, ...]) -> None:
     """The pool's newest state is carried out, or given up: ``awake`` is kept up from now on."""
     d.pools[pool.pool] = replace(pool, settled_revision=pool.state_revision, effective_awake=tuple(sorted(set(awake))))
 
 
-def conclude_pools(d: Draft) -> None:
+def conclude_pools(d: Transaction) -> None:
     """What operations that ended in this step mean for the awake set that is kept up."""
     for operation_id in sorted(d.operations):
         operation = d.operations[operation_id]
@@ -179,7 +179,7 @@ def conclude_pools(d: Draft) -> None:
             )
 
 
-def _awake_after(d: Draft, pool: Pool, operation: Operation) -> set[str]:
+def _awake_after(d: Transaction, pool: Pool, operation: Operation) -> set[str]:
     awake = set(pool.effective_awake)
     newest = operation.pool_revision == pool.state_revision
     if newest and (operation.state is OperationState.SUCCEEDED or not operation.atomic):
@@ -211,7 +211,7 @@ def without_lost_operation(state: State, pool: Pool) -> Pool:
     return replace(pool, settled_revision=pool.state_revision, effective_awake=tuple(awake))
 
 
-def start_waiting(d: Draft) -> None:
+def start_waiting(d: Transaction) -> None:
     """Compute the steps of operations whose predecessors have ended."""
     for operation in list(d.unfinished()):
         if not operation.waits_for or d.held.operation(operation) is not None:
@@ -233,7 +233,7 @@ def start_waiting(d: Draft) -> None:
         keep(d, ready)
 
 
-def correct(d: Draft) -> None:
+def correct(d: Transaction) -> None:
     """Opens operations for what is out of order and belongs to none: restarted, lost, woken or slept by others.
 
     One operation a replica: none waits for another's trouble.
@@ -261,14 +261,14 @@ def _kept_up(pool: Pool) -> frozenset[str]:
     return kept if pool.settled_revision == pool.state_revision else kept & frozenset(pool.awake)
 
 
-def _can_begin(d: Draft, step: Step) -> bool:
+def _can_begin(d: Transaction, step: Step) -> bool:
     """Whether a server can be made: it comes up awake, so its GPUs must be idle."""
     if step.placed is None:
         return True
     return not in_the_way(step.placed, d.replicas, d.world) and not holder(d, step.placed)
 
 
-def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
+def _scaled_steps(d: Transaction, replica: Replica) -> list[Step]:
     spec = replica.spec
     if replica.life_cycle is LifeCycle.TERMINATING:
         return [_delete(replica)]
@@ -277,15 +277,15 @@ def _scaled_steps(d: Draft, replica: Replica) -> list[Step]:
             kind=StepKind.CREATE, goal=Goal.AWAKE, replica=spec.replica, service=spec.service, placed=replica.placed
         )
         return [made]
-    sight = d.sight(replica.name)
-    running = replica.life_cycle is LifeCycle.STARTING and sight is not None and sight.healthy
+    probe = d.probe(replica.name)
+    running = replica.life_cycle is LifeCycle.STARTING and probe is not None and probe.healthy
     asleep_by_others = replica.life_cycle in (LifeCycle.SLEEPING, LifeCycle.REACTIVATING) and bool(spec.group)
     if running or asleep_by_others or replica.life_cycle is LifeCycle.DRAINING:
         return [Step(kind=StepKind.WAKE, goal=Goal.AWAKE, replica=spec.replica, service=spec.service)]
     return []
 
 
-def _may_correct(d: Draft, replica: str) -> bool:
+def _may_correct(d: Transaction, replica: str) -> bool:
     """Corrections of a replica that keep failing come ever later."""
     failures = [
         operation.update_s
@@ -301,7 +301,7 @@ def _may_correct(d: Draft, replica: str) -> bool:
     return d.now_s - max(failures) >= wait_s
 
 
-def _open_correction(d: Draft, subject: str, step: Step, decision_id: str) -> None:
+def _open_correction(d: Transaction, subject: str, step: Step, decision_id: str) -> None:
     operation = Operation(
         operation_id=d.next_operation_id(),
         kind=OperationKind.OVERLAY,

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from actuator.core.draft import Draft
 from actuator.core.endpoints import gateway_requests, unaware
 from actuator.core.model import ActionKind, Operation, Replica, Step
 from actuator.core.sleeping import begin_drain, hide
 from actuator.core.steps import asked, drain_timeout_s, drained, outstanding, past_deadline, phase, retry, succeed
+from actuator.core.transaction import Transaction
 from actuator.core.world import Action
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 
-def toward_absent(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def toward_absent(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """One look at a replica that is to be deleted."""
     if replica.life_cycle is LifeCycle.TERMINATING:
         return _await_deletion(d, step, replica)
@@ -32,7 +32,7 @@ def toward_absent(d: Draft, operation: Operation, step: Step, replica: Replica) 
     return _delete(d, step, replica)
 
 
-def _may_be_serving(d: Draft, replica: Replica) -> bool:
+def _may_be_serving(d: Transaction, replica: Replica) -> bool:
     """It is up or may be, and gateways have requests on it or may send some: it restarted, or is silent."""
     if replica.life_cycle in (LifeCycle.SLEEPING, LifeCycle.FAILED) or not replica.address:
         return False
@@ -40,13 +40,13 @@ def _may_be_serving(d: Draft, replica: Replica) -> bool:
     return bool(unaware(replica, gateways)) or gateway_requests(replica.name, gateways)[0] > 0
 
 
-def _delete(d: Draft, step: Step, replica: Replica) -> Step:
+def _delete(d: Transaction, step: Step, replica: Replica) -> Step:
     d.move(replica, LifeCycle.TERMINATING)
     d.act(Action(kind=ActionKind.DELETE, replica=replica.name))
     return asked(step, ActionKind.DELETE, "deleting")
 
 
-def _await_deletion(d: Draft, step: Step, replica: Replica) -> Step:
+def _await_deletion(d: Transaction, step: Step, replica: Replica) -> Step:
     if outstanding(d, step):
         return step
     outcome = d.outcomes.get(replica.name)

@@ -7,9 +7,8 @@ then is it committed to sleep, once nothing is in flight. The sleep counts only 
 from dataclasses import replace
 
 from actuator.core import holds
-from actuator.core.draft import Draft
+from actuator.core.gpu_occupancy import exited
 from actuator.core.guard import guard_broken, note_who_stay
-from actuator.core.ledger import exited
 from actuator.core.lifecycle import timeout_s
 from actuator.core.model import ActionKind, Operation, OperationKind, Replica, Step, StepKind, Told
 from actuator.core.steps import (
@@ -25,11 +24,12 @@ from actuator.core.steps import (
     succeed,
     told_to_sleep,
 )
+from actuator.core.transaction import Transaction
 from actuator.core.world import Action
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 
-def floor_of(d: Draft, replica: Replica) -> int:
+def floor_of(d: Transaction, replica: Replica) -> int:
     """The least routable replicas of its role; 0 without a floor."""
     return sum(
         floor.min_replicas
@@ -39,7 +39,7 @@ def floor_of(d: Draft, replica: Replica) -> int:
     )
 
 
-def toward_asleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def toward_asleep(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """One look at a replica that is to sleep."""
     if replica.life_cycle is LifeCycle.SLEEPING:
         return succeed(d, step, "asleep")
@@ -54,7 +54,7 @@ def toward_asleep(d: Draft, operation: Operation, step: Step, replica: Replica) 
     return settle(d, operation, step, replica)
 
 
-def hide(d: Draft, operation: Operation, step: Step, replica: Replica, owner: HoldOwner) -> Step:
+def hide(d: Transaction, operation: Operation, step: Step, replica: Replica, owner: HoldOwner) -> Step:
     """Takes an active replica out of sight when its floor allows that."""
     if d.now_s < step.not_before_s:
         return step
@@ -67,7 +67,7 @@ def hide(d: Draft, operation: Operation, step: Step, replica: Replica, owner: Ho
     return phase(begin_drain(d, operation, step, replica), "hiding")
 
 
-def begin_drain(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def begin_drain(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """The step with its drain deadlines, which do not depend on what hid the replica."""
     deadline_s = d.now_s + drain_timeout_s(d, operation)
     short = operation.kind in (OperationKind.TRANSITION, OperationKind.PREWARM)
@@ -76,19 +76,19 @@ def begin_drain(d: Draft, operation: Operation, step: Step, replica: Replica) ->
     return replace(step, acknowledged_s=0.0, drain_deadline_s=deadline_s, give_up_s=deadline_s + wait_s)
 
 
-def restore(d: Draft, replica: Replica) -> Replica:
+def restore(d: Transaction, replica: Replica) -> Replica:
     """Show a hidden replica again that was not asked to sleep: lifts the actuator's own holds only."""
     replica = d.move(replica, LifeCycle.ACTIVE)
     replica = holds.lift(holds.lift(replica, HoldOwner.RELEASE), HoldOwner.SOFT_SCALE_IN)
     return d.keep(replica)
 
 
-def floor_broken(d: Draft, replica: Replica) -> bool:
+def floor_broken(d: Transaction, replica: Replica) -> bool:
     """Its role has fallen below the floor, by other causes, while it is being released."""
     return d.routable_count(replica.spec.service, replica.spec.role) < floor_of(d, replica)
 
 
-def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def settle(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """Drains an awake, hidden replica and puts it to sleep."""
     if told_to_sleep(d, replica):
         return await_sleep(d, operation, step, replica)
@@ -101,13 +101,13 @@ def settle(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
     if replica.life_cycle is LifeCycle.DRAINING and broken:
         restore(d, replica)
         return fail(d, step, f"taken back: {broken}")
-    sight = d.sight(replica.name)
-    if replica.life_cycle is LifeCycle.STARTING and (sight is None or not sight.healthy):
+    probe = d.probe(replica.name)
+    if replica.life_cycle is LifeCycle.STARTING and (probe is None or not probe.healthy):
         return _still_starting(d, step, replica)
     return _sleep_when_drained(d, operation, step, replica)
 
 
-def _sleep_when_drained(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def _sleep_when_drained(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     if replica.life_cycle is LifeCycle.DRAINING and step.drain_deadline_s == 0.0:
         step = begin_drain(d, operation, step, replica)
     step, quiet = drained(d, step, replica)
@@ -118,7 +118,7 @@ def _sleep_when_drained(d: Draft, operation: Operation, step: Step, replica: Rep
     return step
 
 
-def ask_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def ask_sleep(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """Commits: written down before the shell does it, in the record, where it outlives the operation."""
     level, before = sleep_level_of(d, replica) or 1, replica.told_to_sleep
     if before is None or before.level < level:
@@ -136,7 +136,7 @@ def ask_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> S
     return asked(step, ActionKind.SLEEP, "falling asleep")
 
 
-def sleep_level_of(d: Draft, replica: Replica) -> int:
+def sleep_level_of(d: Transaction, replica: Replica) -> int:
     """How deep its pool lets it sleep; 1 without a pool, 0 while its pool is not known, since the records were lost."""
     if not replica.spec.pool:
         return 1
@@ -144,12 +144,12 @@ def sleep_level_of(d: Draft, replica: Replica) -> int:
     return pool.sleep_level if pool is not None else 0
 
 
-def level_of_sleeper(d: Draft, replica: Replica) -> int:
+def level_of_sleeper(d: Transaction, replica: Replica) -> int:
     """At which level it sleeps, for all that is known now."""
     return replica.sleep_level or sleep_level_of(d, replica)
 
 
-def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def await_sleep(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """A sleep is under way, or was when a crash came: then it is asked for again, once the server is idle.
 
     The request to sleep may have been stored and never sent, and meanwhile, without the store, the server was shown
@@ -167,13 +167,13 @@ def await_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) ->
     return retry(d, forget_request(step), error, permanent=outcome.permanent)
 
 
-def fall_asleep(d: Draft, replica: Replica, reason: str) -> Replica:
+def fall_asleep(d: Transaction, replica: Replica, reason: str) -> Replica:
     """Confirmed asleep: the start-up hold becomes a release hold, lifted by the next wake.
 
     What it lost in a deeper sleep stays lost until we wake it.
     """
-    sight = d.sight(replica.name)
-    said = sight.sleep_level if sight is not None else None
+    probe = d.probe(replica.name)
+    said = probe.sleep_level if probe is not None else None
     told = replica.told_to_sleep.level if replica.told_to_sleep is not None else sleep_level_of(d, replica)
     level = max(said or told, replica.sleep_level)
     replica = d.move(replica, LifeCycle.SLEEPING)
@@ -182,14 +182,14 @@ def fall_asleep(d: Draft, replica: Replica, reason: str) -> Replica:
     return d.keep(replace(replica, slept_once=True, sleep_level=level))
 
 
-def wait_for_return(d: Draft, step: Step, replica: Replica) -> Step:
+def wait_for_return(d: Transaction, step: Step, replica: Replica) -> Step:
     """A silent or dead server may come back; for a bounded time that is waited for."""
     if d.now_s - replica.since_s > d.limits.stuck_s:
         return fail(d, step, f"it is {replica.life_cycle}: {replica.detail or replica.cause}")
     return phase(step, f"waiting: it is {replica.life_cycle}")
 
 
-def _still_starting(d: Draft, step: Step, replica: Replica) -> Step:
+def _still_starting(d: Transaction, step: Step, replica: Replica) -> Step:
     limit_s = timeout_s(LifeCycle.STARTING, d.limits)
     if limit_s is not None and d.now_s - max(replica.since_s, step.start_s) > limit_s:
         return fail(d, step, f"not ready {limit_s:.0f} s after its start")

@@ -5,9 +5,9 @@ Functions take the draft and the step and give the new step back; the draft hold
 
 from dataclasses import replace
 
-from actuator.core.draft import Draft
 from actuator.core.endpoints import gateway_requests, unaware
 from actuator.core.model import ActionKind, Operation, OperationKind, OperationState, Replica, Step
+from actuator.core.transaction import Transaction
 
 
 def phase(step: Step, text: str) -> Step:
@@ -15,19 +15,19 @@ def phase(step: Step, text: str) -> Step:
     return step if step.phase == text else replace(step, phase=text)
 
 
-def succeed(d: Draft, step: Step, text: str) -> Step:
+def succeed(d: Transaction, step: Step, text: str) -> Step:
     """It reached its goal; one that was being rolled back is rolled back."""
     rolling_back = step.state is OperationState.ROLLING_BACK
     state = OperationState.ROLLED_BACK if rolling_back else OperationState.SUCCEEDED
     return replace(step, state=state, phase=text, asked=None, end_s=d.now_s)
 
 
-def fail(d: Draft, step: Step, error: str) -> Step:
+def fail(d: Transaction, step: Step, error: str) -> Step:
     """The step failed. The action that was asked for stays in its record, since it may have taken effect."""
     return replace(step, state=OperationState.FAILED, phase="failed", detail=error, end_s=d.now_s)
 
 
-def retry(d: Draft, step: Step, error: str, *, permanent: bool = False) -> Step:
+def retry(d: Transaction, step: Step, error: str, *, permanent: bool = False) -> Step:
     """Once more after a back-off, a bounded number of times."""
     attempts = step.attempts + 1
     if permanent or attempts >= d.limits.max_attempts:
@@ -43,12 +43,12 @@ def forget_request(step: Step) -> Step:
     return replace(step, asked=None)
 
 
-def outstanding(d: Draft, step: Step) -> bool:
+def outstanding(d: Transaction, step: Step) -> bool:
     """The shell is still acting on the replica; nothing else may be asked."""
     return step.replica in d.world.busy
 
 
-def drain_timeout_s(d: Draft, operation: Operation) -> float:
+def drain_timeout_s(d: Transaction, operation: Operation) -> float:
     """How long the operation lets in-flight requests end by themselves."""
     pool = d.pools.get(operation.subject)
     # A pre-warming is not urgent: its donor's requests end by themselves where they can.
@@ -58,7 +58,7 @@ def drain_timeout_s(d: Draft, operation: Operation) -> float:
     return d.limits.default_drain_s
 
 
-def drained(d: Draft, step: Step, replica: Replica) -> tuple[Step, bool]:
+def drained(d: Transaction, step: Step, replica: Replica) -> tuple[Step, bool]:
     """Whether the replica has no request in flight and gets no more.
 
     First every leased gateway must have acknowledged a revision that hides it; then the gateways must count nothing
@@ -73,18 +73,18 @@ def drained(d: Draft, step: Step, replica: Replica) -> tuple[Step, bool]:
     if step.acknowledged_s == 0.0:
         step = replace(step, acknowledged_s=d.now_s, unaware_s=0.0)
     requests, pinned = gateway_requests(replica.name, gateways)
-    sight = d.sight(replica.name)
-    if sight is None or sight.as_of_s <= step.acknowledged_s:
+    probe = d.probe(replica.name)
+    if probe is None or probe.as_of_s <= step.acknowledged_s:
         return phase(step, "draining: waiting for a look at the server"), False
-    if sight.in_flight is None:
-        return phase(step, f"draining: its in-flight count cannot be read ({sight.error or 'no such metric'})"), False
-    if requests == 0 and sight.in_flight == 0:
+    if probe.in_flight is None:
+        return phase(step, f"draining: its in-flight count cannot be read ({probe.error or 'no such metric'})"), False
+    if requests == 0 and probe.in_flight == 0:
         return step, True
-    word = f"draining: {max(requests, sight.in_flight)} in flight"
+    word = f"draining: {max(requests, probe.in_flight)} in flight"
     return phase(step, word + (f", {pinned} pinned" if pinned else "")), False
 
 
-def past_deadline(d: Draft, step: Step, replica: Replica) -> Step | None:
+def past_deadline(d: Transaction, step: Step, replica: Replica) -> Step | None:
     """At the drain deadline gateways are to reissue requests; later the release is given up. None: go on waiting.
 
     The wait for a live gateway that does not acknowledge is short: it keeps one replica awake and delays nothing else.
@@ -99,7 +99,7 @@ def past_deadline(d: Draft, step: Step, replica: Replica) -> Step | None:
     return None
 
 
-def _give_up(d: Draft, step: Step) -> Step | None:
+def _give_up(d: Transaction, step: Step) -> Step | None:
     if step.unaware_s > 0.0 and d.now_s - step.unaware_s >= d.limits.acknowledge_s:
         text = step.phase.removeprefix("hiding: waiting for ")
         return fail(d, step, f"given up: {text} did not confirm for {d.limits.acknowledge_s:.0f} s that it is hidden")
@@ -108,7 +108,7 @@ def _give_up(d: Draft, step: Step) -> Step | None:
     return None
 
 
-def told_to_sleep(d: Draft, replica: Replica) -> bool:
+def told_to_sleep(d: Transaction, replica: Replica) -> bool:
     """Whether its server is, or may be, falling asleep, or has just refused to."""
     return replica.told_to_sleep is not None or d.outcome(replica.name, ActionKind.SLEEP) is not None
 

@@ -7,16 +7,16 @@ never forgets one.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from actuator.core.draft import Draft
 from actuator.core.model import Gateway, Limits, Operation, OperationState, State
-from actuator.core.observe import hear, observe
+from actuator.core.observe import apply_outcomes, observe
 from actuator.core.operations import advance, begin_rollback, keep
 from actuator.core.prewarming import prewarm
 from actuator.core.reconcile import conclude_pools, correct, start_waiting, without_lost_operation
 from actuator.core.refused import RefusedKind
 from actuator.core.sleeping import restore
+from actuator.core.transaction import Transaction
 from actuator.core.world import Action, Outcome, World
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 UNKNOWN_GATEWAY = "(any not heard of yet)"
 """Represents, after a start, gateways that no record names."""
@@ -33,9 +33,9 @@ class Tick:
 
 def tick(state: State, world: World, outcomes: Iterable[Outcome], *, now_s: float, limits: Limits) -> Tick:
     """Takes in what was seen, takes every operation one look further, opens corrections."""
-    d = Draft(state, world, limits, now_s)
+    d = Transaction(state, world, limits, now_s)
     observe(d)
-    hear(d, outcomes)
+    apply_outcomes(d, outcomes)
     start_waiting(d)
     for operation in list(d.unfinished()):
         if not operation.waits_for and d.held.operation(operation) is None:
@@ -62,7 +62,7 @@ def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> 
     A dead server is still withdrawn. An operation that had hidden something is rolled back when the store returns, with
     that reason.
     """
-    d = Draft(state, world, limits, now_s)
+    d = Transaction(state, world, limits, now_s)
     observe(d)
     hidden = {
         name
@@ -114,7 +114,7 @@ def take_up(state: State, loaded: State, world: World, *, now_s: float, limits: 
     What has become readable is taken from ``loaded``; what was removed is forgotten, and what cannot be read any more
     leaves the state. Everything else stays as it is in memory.
     """
-    d = Draft(state, world, limits, now_s)
+    d = Transaction(state, world, limits, now_s)
     for record in state.refused:
         if record.kind is RefusedKind.REPLICA and record.name in loaded.replicas:
             d.replicas[record.name] = loaded.replicas[record.name]

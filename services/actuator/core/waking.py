@@ -7,8 +7,7 @@ to sleep has to be asleep first, since it is not known when the server will carr
 from dataclasses import replace
 
 from actuator.core import holds
-from actuator.core.draft import Draft
-from actuator.core.ledger import blockers, sharing
+from actuator.core.gpu_occupancy import blockers, sharing
 from actuator.core.lifecycle import timeout_s
 from actuator.core.model import (
     ActionKind,
@@ -34,13 +33,14 @@ from actuator.core.steps import (
     succeed,
     told_to_sleep,
 )
+from actuator.core.transaction import Transaction
 from actuator.core.world import Action
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 LEVEL_WITHOUT_WEIGHTS = 2
 
 
-def toward_awake(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def toward_awake(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """One look at a replica that is to be routable."""
     if replica.life_cycle is LifeCycle.ACTIVE:
         return show(d, step, replica)
@@ -53,7 +53,7 @@ def toward_awake(d: Draft, operation: Operation, step: Step, replica: Replica) -
     return wait_for_return(d, step, replica)
 
 
-def show(d: Draft, step: Step, replica: Replica) -> Step:
+def show(d: Transaction, step: Step, replica: Replica) -> Step:
     """Lifts the actuator's own holds; other owners' stay."""
     for owner in (HoldOwner.START_UP, HoldOwner.RELEASE, HoldOwner.SOFT_SCALE_IN):
         replica = holds.lift(replica, owner)
@@ -63,14 +63,14 @@ def show(d: Draft, step: Step, replica: Replica) -> Step:
     return succeed(d, step, "routable")
 
 
-def _take_back(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def _take_back(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     if not replica.told_to_sleep:
         return show(d, forget_request(step), restore(d, replica))
     # Committed: it has to be asleep before it can be woken. The step goes on from SLEEPING when it is.
     return await_sleep(d, operation, step, replica)
 
 
-def _wake(d: Draft, step: Step, replica: Replica) -> Step:
+def _wake(d: Transaction, step: Step, replica: Replica) -> Step:
     if outstanding(d, step) or d.now_s < step.not_before_s:
         return step
     taking_back = step.state is OperationState.ROLLING_BACK
@@ -81,13 +81,13 @@ def _wake(d: Draft, step: Step, replica: Replica) -> Step:
     return _ask_wake(d, step, replica)
 
 
-def _ask_wake(d: Draft, step: Step, replica: Replica) -> Step:
+def _ask_wake(d: Transaction, step: Step, replica: Replica) -> Step:
     level = level_of_sleeper(d, replica) or 1
     d.act(Action(kind=ActionKind.WAKE, replica=replica.name, address=replica.address, sleep_level=level))
     return asked(step, ActionKind.WAKE, "waking")
 
 
-def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def _prove(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     """From a running server to a routable one."""
     if outstanding(d, step):
         return step
@@ -108,11 +108,11 @@ def _prove(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step
     return _prove_running(d, operation, step, replica)
 
 
-def _prove_running(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
-    sight = d.sight(replica.name)
-    if sight is None or not sight.healthy or not replica.address:
+def _prove_running(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
+    probe = d.probe(replica.name)
+    if probe is None or not probe.healthy or not replica.address:
         return phase(step, "starting" if replica.life_cycle is LifeCycle.STARTING else "waiting for /health")
-    if sight.sleeping and sight.as_of_s > replica.since_s:
+    if probe.sleeping and probe.as_of_s > replica.since_s:
         # A wake that did not take: a server that started meanwhile may have the memory.
         in_the_way = blockers(replica.placed, d.replicas, d.world, d.limits)
         if in_the_way:
@@ -131,7 +131,7 @@ def _prove_running(d: Draft, operation: Operation, step: Step, replica: Replica)
     return _ask_canary(d, step, replica)
 
 
-def _must_sleep_once(d: Draft, operation: Operation, step: Step, replica: Replica) -> bool:
+def _must_sleep_once(d: Transaction, operation: Operation, step: Step, replica: Replica) -> bool:
     """Whether it has to sleep once before it is shown. A first sleep takes many times longer than later ones.
 
     At a pool's bring-up every replica that is made sleeps once. One that was started anew later does so before it is
@@ -146,7 +146,7 @@ def _must_sleep_once(d: Draft, operation: Operation, step: Step, replica: Replic
     return step.attempts == 0 and serving >= max(1, floor_of(d, replica))
 
 
-def _await_first_sleep(d: Draft, operation: Operation, step: Step, replica: Replica) -> Step:
+def _await_first_sleep(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     outcome = d.outcome(replica.name, ActionKind.SLEEP)
     if outcome is not None and operation.pool_revision == 0 and not outcome.busy:
         # It can serve without that, unless the sleep may be under way: then it is asked for again.
@@ -154,7 +154,7 @@ def _await_first_sleep(d: Draft, operation: Operation, step: Step, replica: Repl
     return await_sleep(d, operation, step, replica)
 
 
-def _rival(d: Draft, replica: Replica) -> str:
+def _rival(d: Transaction, replica: Replica) -> str:
     """A neighbour that is seen awake on the GPUs of a starting server and has to sleep first.
 
     One that waits for memory is none. A replica that was woken got its GPUs from the ledger, and has none.
@@ -164,21 +164,21 @@ def _rival(d: Draft, replica: Replica) -> str:
     for other in sharing(replica.placed, d.replicas):
         if other.life_cycle in (LifeCycle.ACTIVE, LifeCycle.DRAINING, LifeCycle.REACTIVATING):
             return other.name
-        sight = d.sight(other.name)
+        probe = d.probe(other.name)
         # One that falls asleep stops its scheduler first, and gives its memory up last.
-        awake = sight is not None and sight.healthy and (sight.paused or not sight.sleeping)
+        awake = probe is not None and probe.healthy and (probe.paused or not probe.sleeping)
         if other.life_cycle is LifeCycle.STARTING and awake:
             return other.name
     return ""
 
 
-def _ask_canary(d: Draft, step: Step, replica: Replica) -> Step:
+def _ask_canary(d: Transaction, step: Step, replica: Replica) -> Step:
     action = Action(kind=ActionKind.CANARY, replica=replica.name, address=replica.address, model=replica.spec.model)
     d.act(action)
     return asked(step, ActionKind.CANARY, "waiting for a canary token")
 
 
-def _judge(d: Draft, step: Step, replica: Replica) -> Step:
+def _judge(d: Transaction, step: Step, replica: Replica) -> Step:
     """What a wake or a canary brought."""
     outcome = d.outcomes[replica.name]
     if not outcome.ok:
@@ -197,7 +197,7 @@ def _judge(d: Draft, step: Step, replica: Replica) -> Step:
     return show(d, forget_request(step), d.move(replica, LifeCycle.ACTIVE))
 
 
-def create(d: Draft, operation: Operation, step: Step) -> Step:
+def create(d: Transaction, operation: Operation, step: Step) -> Step:
     """Create a replica that does not exist: claim its GPUs by a record, then ask the backend."""
     placed = step.placed
     if placed is None:
@@ -221,7 +221,7 @@ def create(d: Draft, operation: Operation, step: Step) -> Step:
     return asked(step, ActionKind.CREATE, "creating")
 
 
-def _must_go_first(d: Draft, operation: Operation, step: Step) -> str:
+def _must_go_first(d: Transaction, operation: Operation, step: Step) -> str:
     """A replica of the same bring-up that has to sleep once on these GPUs before this one takes them for good.
 
     One that cannot start because another replica serves on its GPUs is not waited for.
@@ -238,7 +238,7 @@ def _must_go_first(d: Draft, operation: Operation, step: Step) -> str:
     return ""
 
 
-def await_creation(d: Draft, step: Step, replica: Replica) -> Step:
+def await_creation(d: Transaction, step: Step, replica: Replica) -> Step:
     """Wait for the backend that was asked to create it; after a crash it is asked again, without further effect."""
     if outstanding(d, step):
         return step
@@ -263,7 +263,7 @@ def await_creation(d: Draft, step: Step, replica: Replica) -> Step:
     return step
 
 
-def recreate(d: Draft, step: Step, replica: Replica) -> Step:
+def recreate(d: Transaction, step: Step, replica: Replica) -> Step:
     """A process that has ended is deleted, so that the step can create it anew."""
     if outstanding(d, step):
         return step

@@ -57,7 +57,7 @@ class GpuMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class ProbeResult:
     """What one server answered when it was last asked."""
 
     as_of_s: float
@@ -94,7 +94,7 @@ class World:
     measures_gpus: bool = False
     # Nodes whose GPUs are measured where only some are; None: all.
     measured_nodes: frozenset[str] | None = None
-    sights: Mapping[str, Sight] = field(default_factory=dict)
+    probes: Mapping[str, ProbeResult] = field(default_factory=dict)
     # Replicas that the shell is acting on right now.
     busy: frozenset[str] = frozenset()
 

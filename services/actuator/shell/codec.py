@@ -12,8 +12,8 @@ from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import placement_from_proto
 from trimtab.domain.pool import desired_from_proto
 from trimtab.domain.time import seconds_of
+from trimtab.domain.vocabulary import Role
 from trimtab.rpc.validate import Violations
-from trimtab.words import Role
 
 MAX_OVERLAY = 20_000
 MAX_GPUS_PER_NODE = 64

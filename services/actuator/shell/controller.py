@@ -32,7 +32,7 @@ from actuator.shell.routing import Routing
 from trimtab.rpc.errors import Unavailable
 from trimtab.store.errors import FencedOff, StoreUnavailable
 from trimtab.store.lease import Lease
-from trimtab.waiting import stopped_within, to_its_end
+from trimtab.tasks import stopped_within, to_its_end
 
 log = structlog.get_logger(__name__)
 

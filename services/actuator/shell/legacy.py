@@ -27,7 +27,7 @@ from actuator.core.model import (
     StepKind,
     Told,
 )
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 _Role = Literal["colocated", "prefill", "decode", "prefill-attention", "prefill-ffn"]
 _LifeCycle = Literal["starting", "active", "draining", "sleeping", "reactivating", "terminating", "failed", "unknown"]

@@ -15,7 +15,7 @@ import pydantic
 from actuator.core.model import Gpu, PlacedSpec, Placement, Spec
 from actuator.core.world import Listed, Node, RunState
 from actuator.shell.backend import DECISION_LABEL, GROUP_LABEL, POOL_LABEL, BackendError, labels_of
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 MAX_BODY_BYTES = 64 * 2**20
 _READ_TIMEOUT_S = 3.0

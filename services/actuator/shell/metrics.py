@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from actuator.core.ledger import awake_gpus
+from actuator.core.gpu_occupancy import awake_gpus
 from actuator.core.model import OperationKind, OperationState, State, StepKind
 from actuator.core.refused import RefusedRecord
 from actuator.core.world import World
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 class ActuatorMetrics:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from actuator.core.model import Gpu
-from actuator.core.world import GpuMemory, Listed, Node, Sight, World
+from actuator.core.world import GpuMemory, Listed, Node, ProbeResult, World
 from actuator.shell.backend import Backend, BackendError
 from actuator.shell.engine_client import EngineClient, EngineError, Gauges
 
@@ -40,7 +40,7 @@ class Observer:
         self._listed_as_of_s = 0.0
         self._nodes: dict[str, Node] = {}
         self._memory: dict[Gpu, GpuMemory] = {}
-        self._sights: dict[str, Sight] = {}
+        self._sights: dict[str, ProbeResult] = {}
         self._asked_s: dict[str, float] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
@@ -63,11 +63,11 @@ class Observer:
             gpu_memory=self._memory,
             measures_gpus=self._backend.measures_gpus,
             measured_nodes=self._backend.measured_nodes(),
-            sights=dict(self._sights),
+            probes=dict(self._sights),
             busy=busy,
         )
 
-    def sight(self, name: str) -> Sight | None:
+    def probe(self, name: str) -> ProbeResult | None:
         """The newest look at one server."""
         return self._sights.get(name)
 
@@ -160,11 +160,11 @@ class Observer:
     async def _probe(self, name: str, address: str) -> None:
         try:
             before = self._sights.get(name)
-            sight = await look(self._client, address, now_s=self._now_s(), misses=before.misses if before else 0)
+            probe = await look(self._client, address, now_s=self._now_s(), misses=before.misses if before else 0)
             if name not in (self._listed or {}):
                 return
-            self._sights[name] = sight
-            if before is None or _differs(before, sight) or name in self._urgent():
+            self._sights[name] = probe
+            if before is None or _differs(before, probe) or name in self._urgent():
                 self._on_news()
         finally:
             self._probes.pop(name, None)
@@ -173,12 +173,12 @@ class Observer:
                 self.look_soon()
 
 
-async def look(client: EngineClient, address: str, *, now_s: float, misses: int) -> Sight:
+async def look(client: EngineClient, address: str, *, now_s: float, misses: int) -> ProbeResult:
     """Asks one server everything. ``misses`` is how often in a row it had not answered before."""
     try:
         await client.health(address)
     except EngineError as error:
-        return Sight(as_of_s=now_s, healthy=False, misses=misses + 1, refused=error.refused, error=str(error))
+        return ProbeResult(as_of_s=now_s, healthy=False, misses=misses + 1, refused=error.refused, error=str(error))
     error_text = ""
     sleeping: bool | None = None
     gauges = Gauges(in_flight=None, memory_in_use=None)
@@ -187,7 +187,7 @@ async def look(client: EngineClient, address: str, *, now_s: float, misses: int)
         gauges = await client.gauges(address)
     except EngineError as error:
         error_text = str(error)
-    return Sight(
+    return ProbeResult(
         as_of_s=now_s,
         healthy=True,
         sleeping=sleeping,
@@ -200,7 +200,7 @@ async def look(client: EngineClient, address: str, *, now_s: float, misses: int)
     )
 
 
-def _differs(before: Sight, after: Sight) -> bool:
+def _differs(before: ProbeResult, after: ProbeResult) -> bool:
     return (before.healthy, before.refused, before.misses, before.sleeping, before.paused, before.in_flight == 0) != (
         after.healthy,
         after.refused,

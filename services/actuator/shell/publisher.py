@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from actuator.core.listing import listed_operation, listed_replica
 from actuator.core.model import Operation, Replica, State
-from actuator.core.world import Sight
+from actuator.core.world import ProbeResult
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.domain.operation import operation_to_proto
 from trimtab.domain.replica import replica_to_proto
@@ -31,9 +31,9 @@ class _Hubs:
 class Publisher:
     """Turns two states into what changed between them."""
 
-    def __init__(self, *, cluster: str, sight: Callable[[str], Sight | None]) -> None:
+    def __init__(self, *, cluster: str, probe: Callable[[str], ProbeResult | None]) -> None:
         self._cluster = cluster
-        self._sight = sight
+        self._sight = probe
         self._state = State()
         self._hubs: _Hubs | None = None
 
@@ -74,8 +74,8 @@ class Publisher:
 
     def replica(self, replica: Replica) -> pb.Replica:
         """One record with its newest in-flight count."""
-        sight = self._sight(replica.name)
-        in_flight = sight.in_flight if sight is not None else None
+        probe = self._sight(replica.name)
+        in_flight = probe.in_flight if probe is not None else None
         return replica_to_proto(listed_replica(replica, cluster=self._cluster, in_flight=in_flight))
 
     def operation(self, operation: Operation) -> pb.Operation:

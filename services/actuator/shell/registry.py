@@ -115,10 +115,14 @@ class RegistryRouting:
         lease_until_s = now_s + (self._grace_s if everyone else self._lease_s)
         for name, word in words.items():
             if everyone or word != self._words.get(name):
-                self._hear(name, word, lease_until_s=lease_until_s, now_s=now_s, newest_revision=newest_revision)
+                self._take_acknowledgement(
+                    name, word, lease_until_s=lease_until_s, now_s=now_s, newest_revision=newest_revision
+                )
         self._words = dict(words)
 
-    def _hear(self, name: str, word: bytes, *, lease_until_s: float, now_s: float, newest_revision: int) -> None:
+    def _take_acknowledgement(
+        self, name: str, word: bytes, *, lease_until_s: float, now_s: float, newest_revision: int
+    ) -> None:
         sequence = 0
         try:
             said = decode(pb.AcknowledgeEndpointsRequest, word, place=f"the word of gateway {name}")
@@ -128,7 +132,7 @@ class RegistryRouting:
             # It is alive, and has acknowledged nothing.
             log.warning("a gateway's word cannot be read", gateway=name, error=str(error))
             gateway = Gateway(gateway=name, lease_until_s=lease_until_s)
-        self._stream.hear(gateway, sequence=sequence, now_s=now_s)
+        self._stream.take_acknowledgement(gateway, sequence=sequence, now_s=now_s)
 
     async def _forget(self) -> None:
         """Remove acknowledgements of gateways that the core has dropped, unless there is a newer one."""

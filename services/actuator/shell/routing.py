@@ -131,10 +131,10 @@ class StreamRouting:
             raise Unavailable("STANDING_BY", "another actuator speaks for this cluster, or this one is starting")
         stream = self._hub.watch()
         if name not in self._gateways:
-            self.hear(Gateway(gateway=name, lease_until_s=lease_until_s))
+            self.take_acknowledgement(Gateway(gateway=name, lease_until_s=lease_until_s))
         return stream
 
-    def hear(self, gateway: Gateway, *, sequence: int = 0, now_s: float = 0.0) -> None:
+    def take_acknowledgement(self, gateway: Gateway, *, sequence: int = 0, now_s: float = 0.0) -> None:
         """Take an acknowledgement. One that was overtaken by a later one, over the registry, is dropped."""
         before = self._gateways.get(gateway.gateway)
         if (

@@ -73,7 +73,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
         interval_s=settings.observe_interval_s,
         urgent_interval_s=settings.urgent_interval_s,
     )
-    publisher = Publisher(cluster=settings.cluster, sight=observer.sight)
+    publisher = Publisher(cluster=settings.cluster, probe=observer.probe)
     stream = StreamRouting(cluster=settings.cluster, lease_s=settings.gateway_lease_s)
     routing = RegistryRouting(
         EndpointRegistry(store, settings.cluster),

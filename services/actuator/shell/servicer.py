@@ -210,7 +210,7 @@ class ActuatorServicer(actuator_pb2_grpc.ActuatorServiceServicer):
         newest = self._controller.state.meta.endpoint_revision
         now_s = self._now_s()
         said = codec.parse_gateway(request, lease_until_s=now_s + self._limits.gateway_lease_s, newest_revision=newest)
-        self._routing.hear(said, sequence=request.sequence, now_s=now_s)
+        self._routing.take_acknowledgement(said, sequence=request.sequence, now_s=now_s)
         return pb.AcknowledgeEndpointsResponse(current_revision=newest)
 
     async def _change(self, function: Callable[[State, World, float], tuple[State, T]]) -> T:

@@ -21,7 +21,7 @@ from actuator.core.world import Listed, Node, RunState
 from actuator.shell.backend import BackendError
 from actuator.shell.gpu_exporter import GpuExporters
 from trimtab.config.file_sd import FileSdError, FileSdTarget, file_stamp, read_file_sd
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 TargetsFileError = FileSdError
 """The file cannot be used; one line that names it and the place."""

@@ -13,21 +13,24 @@ import aiohttp
 
 from actuator.core.waking import LEVEL_WITHOUT_WEIGHTS
 from actuator.shell.engine_client import EngineError, Gauges
+from trimtab.config.dialects import shipped_dialects
+from trimtab.domain.signals import Gauge
 
 MAX_PAGE_BYTES = 4 * 2**20
-_NAMES = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:engine_sleep_state",
-    "vllm:kv_cache_usage_perc",
-    "vllm:gpu_cache_usage_perc",
-)
-_FILTERED = "/metrics/?" + "&".join(f"name[]={name}" for name in _NAMES)
-_SAMPLE = re.compile(
-    r"^vllm[:_](num_requests_running|num_requests_waiting|engine_sleep_state|kv_cache_usage_perc|gpu_cache_usage_perc)"
-    r"(?:\{([^}]*)\})?[ \t]+(\S+)",
-    re.MULTILINE,
-)
+_READ = frozenset({Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USAGE_RATIO, Gauge.AWAKE})
+_GAUGE_OF = {
+    name: family.quantity
+    for dialect in shipped_dialects()
+    if dialect.name.startswith("vllm")
+    for family in dialect.families
+    if isinstance(family.quantity, Gauge) and family.quantity in _READ
+    for name in family.names
+}
+"""Sample names of vLLM's releases, as the dialects have them, to what they measure."""
+_FILTERED = "/metrics/?" + "&".join(f"name[]={name}" for name in _GAUGE_OF)
+# OpenMetrics pages have `_` in the place of `:`.
+_SPELLINGS = {spelling: gauge for name, gauge in _GAUGE_OF.items() for spelling in (name, name.replace(":", "_"))}
+_SAMPLE = re.compile(rf"^({'|'.join(_SPELLINGS)})(?:\{{([^}}]*)\}})?[ \t]+(\S+)", re.MULTILINE)
 _LEVELS = {'sleep_state="weights_offloaded"': 1, 'sleep_state="discard_all"': 2}
 
 
@@ -45,7 +48,7 @@ class VllmError(EngineError):
 
 def parse_gauges(page: str) -> Gauges:
     """Running and waiting added over all engines. A value that is no count makes the sum unreadable, not zero."""
-    counts: dict[str, float] = {}
+    counts: dict[Gauge, float] = {}
     kv_usage: list[float] = []
     awake: bool | None = None
     level: int | None = None
@@ -54,18 +57,19 @@ def parse_gauges(page: str) -> Gauges:
             value = float(text)
         except ValueError:
             value = math.nan
-        if name.endswith("cache_usage_perc"):
+        gauge = _SPELLINGS[name]
+        if gauge is Gauge.KV_USAGE_RATIO:
             kv_usage.append(value)
-        elif name != "engine_sleep_state":
-            counts[name] = counts.get(name, 0.0) + (value if value >= 0 else math.nan)
+        elif gauge is not Gauge.AWAKE:
+            counts[gauge] = counts.get(gauge, 0.0) + (value if value >= 0 else math.nan)
         elif 'sleep_state="awake"' in labels:
             awake = bool(awake) or value == 1.0
         elif value == 1.0:
             level = next((number for text, number in _LEVELS.items() if text in labels), level)
-    waiting = counts.get("num_requests_waiting", math.nan)
+    waiting = counts.get(Gauge.WAITING, math.nan)
     known = bool(kv_usage) and all(0.0 <= share <= 1.0 for share in kv_usage)
     return Gauges(
-        in_flight=_whole(counts.get("num_requests_running", math.nan) + waiting),
+        in_flight=_whole(counts.get(Gauge.RUNNING, math.nan) + waiting),
         memory_in_use=awake,
         waiting=_whole(waiting),
         kv_usage=max(kv_usage) if known else None,

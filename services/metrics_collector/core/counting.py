@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metrics_collector.core.schema import COUNTER_COLUMN, COUNTERS, GAUGE_COLUMN, SCALARS, Counter, Gauge, Schema
+from metrics_collector.core.schema import COUNTER_COLUMN, COUNTERS, GAUGE_COLUMN, SCALARS, Schema
+from trimtab.domain.signals import Counter, Gauge
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -8,7 +8,7 @@ are used: the server's own count of open requests (``GET /load``) and the reques
     the page shows                           and                                      it is
     asleep                                   open requests, where they are known      ASLEEP; they are demand
     anything                                 something moved within the limit         UP
-    running or waiting, nothing moves        no witness has a request open            STUCK: left by an aborted load
+    running or waiting, nothing moves        no report has a request open             STUCK: left by an aborted load
     running or waiting, nothing moves        otherwise                                STUCK
     zeros, nothing moves                     a request open and unanswered too long   STUCK: wedged
     zeros, nothing moves                     otherwise                                UP: it is idle
@@ -28,7 +28,7 @@ from trimtab.api.collector.v1 import collector_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
+class LivenessReport:
     """What is known of a server beside its page; None is not known.
 
     ``load`` is its own count of open requests, ``in_flight`` the gateways' sum. ``open_since_s``: since when a request
@@ -40,14 +40,16 @@ class Witness:
     open_since_s: float | None = None
 
 
-def witness(
-    before: Witness | None, *, load: float | None, in_flight: int | None, answered: int, now_s: float
-) -> Witness:
-    """The next report on a server; ``answered`` counts the chunks of answers that came since the report before."""
+def liveness_report(
+    before: LivenessReport | None, *, load: float | None, in_flight: int | None, answered: int, now_s: float
+) -> LivenessReport:
+    """The next word on a server; ``answered`` counts the chunks of answers that came since the word before."""
     if not (load or in_flight):
-        return Witness(load=load, in_flight=in_flight)
+        return LivenessReport(load=load, in_flight=in_flight)
     since_s = None if before is None or answered else before.open_since_s
-    return Witness(load=load, in_flight=in_flight, open_since_s=now_s if since_s is None else min(since_s, now_s))
+    return LivenessReport(
+        load=load, in_flight=in_flight, open_since_s=now_s if since_s is None else min(since_s, now_s)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ class Verdicts:
 
 
 def judge_all(
-    target_ids: Sequence[str], windows: ReplicaWindows, witnesses: Mapping[str, Witness], *, limits_s: Floats
+    target_ids: Sequence[str], windows: ReplicaWindows, witnesses: Mapping[str, LivenessReport], *, limits_s: Floats
 ) -> Verdicts:
     """The verdict on each of ``target_ids``, in whose order ``windows`` and ``limits_s`` (n,) are."""
     states = np.full(len(target_ids), pb.TARGET_STATE_UP, dtype=np.uint8)
@@ -147,7 +149,7 @@ def judge_all(
     return Verdicts(states=states, stuck=states == pb.TARGET_STATE_STUCK, asleep_load=asleep_load, reasons=reasons)
 
 
-_UNKNOWN = Witness()
+_UNKNOWN = LivenessReport()
 
 
 def _requests(count: float) -> str:

@@ -17,9 +17,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from metrics_collector.core.dialects import Dialect
-from metrics_collector.core.pagelayout import Layout, PageError, Vocabulary, learn
+from metrics_collector.core.parser.layout import Layout, PageError, Vocabulary, learn
 from metrics_collector.core.schema import Reading
+from trimtab.domain.dialects.model import Dialect
 
 __all__ = ["MAX_PAGE_BYTES", "Hint", "PageError", "PageReader"]
 

@@ -10,24 +10,17 @@ from numpy.typing import NDArray
 
 from metrics_collector.core.counting import FIRST_COUNTER, Bools, Floats, Ints
 from metrics_collector.core.rings import AVERAGED, FLOWED, PEAK, HistogramRings, ServerRings
-from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Counter, Gauge, Schema
+from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Schema
 from metrics_collector.core.window import Ends, Window, ends, peaks, time_averages
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.signals import Signal
+from trimtab.domain.signals import AVERAGES, RATES, Counter, Gauge, Signal
 
 SIGNAL_COLUMN: Mapping[Signal, int] = MappingProxyType({name: column for column, name in enumerate(Signal)})
 """The columns of ``ReplicaWindows.values``: every signal, in the order of the wire's numbers."""
-# Signals that are what was counted per second, and where it stands in a ring.
-_RATES: Mapping[Signal, int] = {
-    Signal.PREFILL_TPS: FLOWED,
-    Signal.PREFILL_CACHED_TPS: COUNTERS.index(Counter.PREFILL_CACHED_TOKENS),
-    Signal.DECODE_TPS: COUNTERS.index(Counter.DECODE_TOKENS),
-    Signal.REQUEST_RPS: COUNTERS.index(Counter.FINISHED),
-    Signal.PREEMPTION_RPS: COUNTERS.index(Counter.PREEMPTIONS),
-}
-_RATE_SIGNALS = [SIGNAL_COLUMN[name] for name in _RATES]
-_RATE_COLUMNS = list(_RATES.values())
-_AVERAGE_SIGNALS = [SIGNAL_COLUMN[name] for name in (Signal.RUNNING, Signal.WAITING, Signal.KV_USAGE_RATIO)]
+_RATE_SIGNALS = [SIGNAL_COLUMN[name] for name in RATES]
+# Where each stands in a ring. Computed prompt tokens count when they flow, not when the page counts them.
+_RATE_COLUMNS = [FLOWED if counter is Counter.PREFILL_TOKENS else COUNTERS.index(counter) for counter in RATES.values()]
+_AVERAGE_SIGNALS = [SIGNAL_COLUMN[name] for name in AVERAGES]
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 
 

@@ -7,13 +7,14 @@ servers of one schema. Both use the same ring positions, so that a row of one be
 import numpy as np
 from numpy.typing import NDArray
 
-from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Gauge, Schema
+from metrics_collector.core.schema import COUNTERS, GAUGE_COLUMN, SCALARS, Schema
+from trimtab.domain.signals import AVERAGES, Gauge
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-AVERAGED: tuple[Gauge, ...] = (Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USAGE_RATIO)
+AVERAGED: tuple[Gauge, ...] = tuple(AVERAGES.values())
 """Gauges that are averaged over time; in a ring they come first, then the KV usage's maximum."""
 KEPT_GAUGES: tuple[int, ...] = tuple(GAUGE_COLUMN[gauge] for gauge in (*AVERAGED, Gauge.KV_USAGE_MAX_RATIO))
 PEAK = len(AVERAGED)

@@ -17,16 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 from metrics_collector.core.counting import Bools, Floats, Ints
-from metrics_collector.core.gpuboard import GpuAverages
+from metrics_collector.core.gpu_table import GpuAverages
 from metrics_collector.core.liveness import Verdicts
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN, ReplicaWindows
-from metrics_collector.core.schema import COUNTERS, SCALARS, Counter
+from metrics_collector.core.schema import COUNTERS, SCALARS
 from metrics_collector.core.targets import RoleKey, Target
 from trimtab.domain.histogram import Histogram, merge_histograms
 from trimtab.domain.role_window import LatencySums, RoleWindow, SignalSums
-from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.signals import PAGE_SIGNALS, Counter, Latency, Signal
 from trimtab.domain.time import to_microseconds
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 GPU_SIGNALS: tuple[Signal, ...] = (
     Signal.GPU_UTILISATION_RATIO,
@@ -35,17 +35,6 @@ GPU_SIGNALS: tuple[Signal, ...] = (
     Signal.GPU_MEMORY_RATIO,
 )
 """The order of ``GpuAverages``."""
-_PAGE_SIGNALS: tuple[Signal, ...] = (
-    Signal.PREFILL_TPS,
-    Signal.PREFILL_CACHED_TPS,
-    Signal.DECODE_TPS,
-    Signal.REQUEST_RPS,
-    Signal.PREEMPTION_RPS,
-    Signal.RUNNING,
-    Signal.WAITING,
-    Signal.KV_USAGE_RATIO,
-    Signal.PREFIX_HIT_RATIO,
-)
 _ROLES = Role.by_number()
 _GPU_COLUMNS = [SIGNAL_COLUMN[name] for name in GPU_SIGNALS]
 _KV = SIGNAL_COLUMN[Signal.KV_USAGE_RATIO]
@@ -56,7 +45,7 @@ _BESIDE_PAGES = frozenset({*_GPU_COLUMNS, _SLEEPERS})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roster:
+class ExpectedReplicas:
     """The placed targets, by role and then replica: made once for a list of targets, used every round.
 
     ``role_of`` (n,) is the position in ``keys`` of each target's role, ``starts`` where each role begins.
@@ -72,8 +61,8 @@ class Roster:
     gpus: Floats
 
     @classmethod
-    def of(cls, targets: Iterable[Target]) -> "Roster":
-        """The roster of ``targets``, in whatever order; those that are not placed are left out."""
+    def of(cls, targets: Iterable[Target]) -> "ExpectedReplicas":
+        """The expected replicas of ``targets``, in whatever order; those that are not placed are left out."""
         ordered = sorted(
             (target for target in targets if target.placed),
             key=lambda target: (target.service, target.role, target.replica, target.target_id),
@@ -98,7 +87,10 @@ class Roster:
 
 
 def replica_values(
-    roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, gpus: Mapping[str, GpuAverages] | None
+    expected_replicas: ExpectedReplicas,
+    windows: ReplicaWindows,
+    verdicts: Verdicts,
+    gpus: Mapping[str, GpuAverages] | None,
 ) -> Floats:
     """Every signal of every replica, (n, len(Signal)); NaN where there is none.
 
@@ -109,7 +101,7 @@ def replica_values(
     if gpus:
         nothing = GpuAverages()
         # None becomes NaN.
-        readings = np.array([gpus.get(name, nothing) for name in roster.target_ids], dtype=np.float64)
+        readings = np.array([gpus.get(name, nothing) for name in expected_replicas.target_ids], dtype=np.float64)
         values[:, _GPU_COLUMNS] = np.where(np.isfinite(readings) & (readings >= 0), readings, np.nan)
     return values
 
@@ -128,20 +120,22 @@ class RoleColumns:
     latencies: Mapping[int, Mapping[Latency, Histogram]]
 
 
-def role_columns(roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, values: Floats) -> RoleColumns:
-    """The sums of every role of ``roster`` (at least one). ``values`` are ``replica_values``."""
-    seen = roster.counted & windows.read & ~windows.asleep
+def role_columns(
+    expected_replicas: ExpectedReplicas, windows: ReplicaWindows, verdicts: Verdicts, values: Floats
+) -> RoleColumns:
+    """The sums of every role of ``expected_replicas`` (at least one). ``values`` are ``replica_values``."""
+    seen = expected_replicas.counted & windows.read & ~windows.asleep
     live = seen & ~verdicts.stuck
     return RoleColumns(
         seen=seen,
-        missing=roster.counted & (~windows.read | (windows.asleep & roster.routable_by_actuator)),
-        sums=_sums(roster, windows, verdicts, values, seen=seen, live=live),
-        latencies=_latencies(roster, windows, live),
+        missing=expected_replicas.counted & (~windows.read | (windows.asleep & expected_replicas.routable_by_actuator)),
+        sums=_sums(expected_replicas, windows, verdicts, values, seen=seen, live=live),
+        latencies=_latencies(expected_replicas, windows, live),
     )
 
 
 def role_windows(
-    roster: Roster,
+    expected_replicas: ExpectedReplicas,
     windows: ReplicaWindows,
     verdicts: Verdicts,
     values: Floats,
@@ -149,21 +143,21 @@ def role_windows(
     collector: str,
     replica_revisions: Mapping[str, int],
 ) -> list[RoleWindow]:
-    """The window of every role of ``roster``, in order. ``values`` are ``replica_values``.
+    """The window of every role of ``expected_replicas``, in order. ``values`` are ``replica_values``.
 
     ``replica_revisions`` is by cluster, as the actuators' last words had it.
     """
-    if not roster.keys:
+    if not expected_replicas.keys:
         return []
-    columns = role_columns(roster, windows, verdicts, values)
-    names = _names(roster, columns.seen), _names(roster, columns.missing)
+    columns = role_columns(expected_replicas, windows, verdicts, values)
+    names = _names(expected_replicas, columns.seen), _names(expected_replicas, columns.missing)
     revisions = dict(sorted(replica_revisions.items()))
     start_us, end_us = to_microseconds(windows.window.start_s), to_microseconds(windows.window.end_s)
-    shown = _PAGE_SIGNALS
+    shown = PAGE_SIGNALS
     if not np.isnan(values[:, _GPU_COLUMNS]).all():
         shown = (*shown, *GPU_SIGNALS)
     found: list[RoleWindow] = []
-    for role, key in enumerate(roster.keys):
+    for role, key in enumerate(expected_replicas.keys):
         own = columns.sums[role]
         signals = [own.signal(name) for name in shown]
         if own.reported[_SLEEPERS]:
@@ -215,9 +209,15 @@ class RoleSums(NamedTuple):
 
 
 def _sums(
-    roster: Roster, windows: ReplicaWindows, verdicts: Verdicts, values: Floats, *, seen: Bools, live: Bools
+    expected_replicas: ExpectedReplicas,
+    windows: ReplicaWindows,
+    verdicts: Verdicts,
+    values: Floats,
+    *,
+    seen: Bools,
+    live: Bools,
 ) -> list[RoleSums]:
-    starts = roster.starts
+    starts = expected_replicas.starts
     # The hit ratio's parts are known even where a replica had no query; sleepers speak for themselves.
     hits = windows.increases[:, COUNTERS.index(Counter.PREFIX_HITS)]
     queries = windows.increases[:, COUNTERS.index(Counter.PREFIX_QUERIES)]
@@ -228,7 +228,7 @@ def _sums(
     weights[:, _KV] = 1.0
     for column in _GPU_COLUMNS:
         if column != SIGNAL_COLUMN[Signal.GPU_POWER_W]:
-            terms[:, column], weights[:, column] = values[:, column] * roster.gpus, roster.gpus
+            terms[:, column], weights[:, column] = values[:, column] * expected_replicas.gpus, expected_replicas.gpus
     within = live[:, None] & ~np.isnan(terms)
     within[:, _GPU_COLUMNS] = seen[:, None] & ~np.isnan(terms[:, _GPU_COLUMNS])
     within[:, _SLEEPERS] = ~np.isnan(terms[:, _SLEEPERS])
@@ -251,21 +251,23 @@ def _sums(
     return [RoleSums(*row) for row in rows]
 
 
-def _names(roster: Roster, chosen: Bools) -> list[list[str]]:
+def _names(expected_replicas: ExpectedReplicas, chosen: Bools) -> list[list[str]]:
     """The replicas chosen, by role."""
-    found: list[list[str]] = [[] for _ in roster.keys]
+    found: list[list[str]] = [[] for _ in expected_replicas.keys]
     positions = np.flatnonzero(chosen)
-    for position, role in zip(positions.tolist(), roster.role_of[positions].tolist(), strict=True):
-        found[role].append(roster.targets[position].replica)
+    for position, role in zip(positions.tolist(), expected_replicas.role_of[positions].tolist(), strict=True):
+        found[role].append(expected_replicas.targets[position].replica)
     return found
 
 
-def _latencies(roster: Roster, windows: ReplicaWindows, live: Bools) -> dict[int, dict[Latency, Histogram]]:
+def _latencies(
+    expected_replicas: ExpectedReplicas, windows: ReplicaWindows, live: Bools
+) -> dict[int, dict[Latency, Histogram]]:
     """Role → its latencies, from the bucket increases of its live replicas."""
     found: dict[int, dict[Latency, list[Histogram]]] = {}
     for item in windows.histograms:
         chosen = live[item.positions]
-        roles = roster.role_of[item.positions[chosen]]
+        roles = expected_replicas.role_of[item.positions[chosen]]
         if not len(roles):
             continue
         increases = item.increases[chosen]

@@ -15,19 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metrics_collector.core.schema import (
-    COUNTER_COLUMN,
-    GAUGE_COLUMN,
-    Counter,
-    Gauge,
-    Reading,
-    Schema,
-    schema_of,
-)
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading, Schema, schema_of
 from metrics_collector.core.targets import RoleKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.signals import LATENCIES, LATENCY_NUMBERS, SIGNAL_NUMBERS
+from trimtab.domain.signals import LATENCIES, LATENCY_NUMBERS, SIGNAL_NUMBERS, Counter, Gauge
 
 SAMPLE_SIGNALS: Final = tuple(SIGNAL_NUMBERS.values())
 """The order of ``Rows.signals``: by number, from 1 without a gap."""

@@ -12,48 +12,11 @@ never leaves the collector. Nothing that a server writes becomes NaN in any othe
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trimtab.domain.signals import Latency
-
-
-class Gauge(StrEnum):
-    """Values at the moment of the page. Units are in the names; ratios go from 0 to 1."""
-
-    RUNNING = "running"
-    WAITING = "waiting"
-    KV_USAGE_RATIO = "kv_usage_ratio"
-    """Mean over the server's engines."""
-    KV_USAGE_MAX_RATIO = "kv_usage_max_ratio"
-    AWAKE = "awake"
-    """1 when every engine is awake, 0 when one sleeps; absent where the release does not say."""
-    START_TIME_S = "start_time_s"
-    """Start of the server's process, on its own clock."""
-
-
-class Counter(StrEnum):
-    """Counts that only grow while a server's process runs, summed over its engines."""
-
-    PREFILL_TOKENS = "prefill_tokens"
-    """Prompt tokens that were computed."""
-    PREFILL_CACHED_TOKENS = "prefill_cached_tokens"
-    """Prompt tokens served from the prefix cache."""
-    PROMPT_TOKENS = "prompt_tokens"
-    """All prompt tokens, however they came."""
-    DECODE_TOKENS = "decode_tokens"
-    FINISHED = "finished"
-    """Requests that ended well: those aborted and failed are left out."""
-    PREEMPTIONS = "preemptions"
-    PREFIX_QUERIES = "prefix_queries"
-    PREFIX_HITS = "prefix_hits"
-    PREFILL_SECONDS = "prefill_seconds"
-    """Time that finished requests spent in prefill."""
-    PREFILL_REQUESTS = "prefill_requests"
-    """Requests in ``PREFILL_SECONDS``."""
-
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 GAUGES: tuple[Gauge, ...] = tuple(Gauge)
 COUNTERS: tuple[Counter, ...] = tuple(Counter)

@@ -21,9 +21,9 @@ from metrics_collector.core import counting, prefill
 from metrics_collector.core.counting import COUNTER_COLUMNS, FIRST_COUNTER, Bools, Counted, Floats, Ints
 from metrics_collector.core.replica_windows import ReplicaWindows, windows_of
 from metrics_collector.core.rings import FLOWED, KEPT_GAUGES, PEAK, HistogramRings, ServerRings
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Counter, Gauge, Reading, Schema
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Reading, Schema
 from metrics_collector.core.window import Window
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 # After so long without a page, an average over the gap is no estimate of now.
 MAX_GAP_S = 60.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
 from trimtab.config.file_sd import FileSdTarget
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 FILE_SD = "file_sd"
 HTTP_SD = "http_sd"

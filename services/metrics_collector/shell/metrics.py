@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from metrics_collector.core.status import TargetStatus
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 FRONT_DOOR = "front-door"
 

@@ -14,13 +14,13 @@ import structlog
 from redis.exceptions import ResponseError
 
 from metrics_collector.core.demand import DemandBoard, forget, front_door_windows
-from metrics_collector.core.gpuboard import GpuAverages, GpuClaim
-from metrics_collector.core.liveness import Witness
-from metrics_collector.core.loads import ReplicaLoads
-from metrics_collector.core.rounds import ClosedSlice, Slice, close_slice, slices_of
+from metrics_collector.core.gpu_table import GpuAverages, GpuClaim
+from metrics_collector.core.liveness import LivenessReport
+from metrics_collector.core.role_load import ReplicaLoads
 from metrics_collector.core.schedule import next_round
 from metrics_collector.core.targets import RoleKey
 from metrics_collector.core.window import Window
+from metrics_collector.core.window_close import ClosedSlice, Slice, close_slice, slices_of
 from metrics_collector.shell.archive import Archive
 from metrics_collector.shell.metrics import ScrapeMetrics
 from metrics_collector.shell.scraper import Scraper
@@ -142,13 +142,13 @@ class Publisher:
             )
         return group.slices
 
-    def _witnesses(self) -> Mapping[str, Witness]:
-        """Servers' own counts and gateways' reports, by target."""
+    def _witnesses(self) -> Mapping[str, LivenessReport]:
+        """What servers' own counts and gateways' reports say beside the pages, by target."""
         scraper = self._scraper
         found = dict(scraper.witnesses)
         for replica, load in self._loads.totals(self._now_s()).items():
             if replica in scraper.targets:
-                own = found.get(replica, Witness())
+                own = found.get(replica, LivenessReport())
                 since_s = load.moved_at_s if load.in_flight else own.open_since_s
                 found[replica] = replace(own, in_flight=load.in_flight, open_since_s=since_s)
         return found
@@ -166,19 +166,19 @@ class Publisher:
                 counts=target.counted and scraper.statuses[target.target_id].state != pb.TARGET_STATE_ASLEEP,
             )
             for part in slices
-            for target in part.roster.targets
+            for target in part.expected_replicas.targets
         ]
         return scraper.gpus.window(window.start_s, window.end_s).for_replicas(claims)
 
     def _close(
-        self, part: Slice, window: Window, witnesses: Mapping[str, Witness], gpus: Mapping[str, GpuAverages]
+        self, part: Slice, window: Window, witnesses: Mapping[str, LivenessReport], gpus: Mapping[str, GpuAverages]
     ) -> ClosedSlice:
         scraper = self._scraper
         closed = close_slice(
             scraper.table,
             part,
             window,
-            states=[scraper.statuses[target_id].failure for target_id in part.roster.target_ids],
+            states=[scraper.statuses[target_id].failure for target_id in part.expected_replicas.target_ids],
             witnesses=witnesses,
             gpus=gpus,
             collector=self._settings.collector_name,

@@ -11,24 +11,25 @@ from time import monotonic
 
 import structlog
 
-from metrics_collector.core.gpuboard import GpuBoard
-from metrics_collector.core.liveness import Witness, witness
-from metrics_collector.core.load import read_load
+from metrics_collector.core.gpu_table import GpuTable
+from metrics_collector.core.liveness import LivenessReport, liveness_report
 from metrics_collector.core.page import Hint, PageError, PageReader
-from metrics_collector.core.rounds import ClosedSlice
 from metrics_collector.core.schedule import next_due, phase, phase_s, rounds_to_skip, spread_of
-from metrics_collector.core.schema import GAUGE_COLUMN, Gauge
+from metrics_collector.core.schema import GAUGE_COLUMN
+from metrics_collector.core.scrape_load import read_load
 from metrics_collector.core.status import TargetStatus
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
+from metrics_collector.core.window_close import ClosedSlice
 from metrics_collector.shell.answer import DownError, Failure
 from metrics_collector.shell.client import ClientRules, TargetClient
 from metrics_collector.shell.metrics import ScrapeMetrics
 from metrics_collector.shell.request import Place
 from metrics_collector.shell.settings import CollectorSettings
-from metrics_collector.shell.wheel import SLOT_S, Wheel
+from metrics_collector.shell.timer_wheel import SLOT_S, TimerWheel
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.domain.dialects.dcgm import GpuPageError, read_gpu_page
+from trimtab.domain.signals import Gauge
 
 log = structlog.get_logger(__name__)
 
@@ -61,10 +62,10 @@ class Scraper:
         self.metrics = metrics
         self.now_s = now_s
         self._rules = rules
-        self._wheel = Wheel()
+        self._wheel = TimerWheel()
         self.table = SeriesTable(rows=settings.ring_rows)
-        self.gpus = GpuBoard(keep_s=2 * settings.window_s_at(settings.longest_interval_s))
-        self.witnesses: dict[str, Witness] = {}
+        self.gpus = GpuTable(keep_s=2 * settings.window_s_at(settings.longest_interval_s))
+        self.witnesses: dict[str, LivenessReport] = {}
         self.version = 0
         self.hints: dict[str, Hint] = {}
         self._scrapes: dict[str, _Scrape] = {}
@@ -150,7 +151,7 @@ class Scraper:
         """Take the verdicts of a closed window on its targets."""
         statuses, verdicts = self.statuses, closed.verdicts
         states, still = verdicts.states.tolist(), closed.still.tolist()
-        for position, target_id in enumerate(closed.roster.target_ids):
+        for position, target_id in enumerate(closed.expected_replicas.target_ids):
             status = statuses.get(target_id)
             if status is None:
                 # It left while the round was worked.
@@ -201,7 +202,7 @@ class _Scrape:
     def __init__(
         self,
         scraper: Scraper,
-        wheel: Wheel,
+        wheel: TimerWheel,
         target_id: str,
         place: Place,
         rules: ClientRules,
@@ -349,6 +350,6 @@ class _Scrape:
         if load is None:
             witnesses.pop(target_id, None)
         else:
-            witnesses[target_id] = witness(
+            witnesses[target_id] = liveness_report(
                 witnesses.get(target_id), load=load, in_flight=None, answered=0, now_s=self._scraper.now_s()
             )

@@ -5,26 +5,27 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from metrics_collector.core.demand import without
-from metrics_collector.core.dialects import Dialect, DialectError, load_dialects
-from metrics_collector.core.loads import ReplicaLoads
 from metrics_collector.core.page import PageReader
+from metrics_collector.core.role_load import ReplicaLoads
 from metrics_collector.core.sharing import sources_fingerprint
 from metrics_collector.core.targets import RoleKey, Target, merge_targets
-from metrics_collector.shell.allotment import Allotment, Seeds
 from metrics_collector.shell.archive import Archive
+from metrics_collector.shell.collector_lease import CollectorLease
 from metrics_collector.shell.http_sd import HttpTargets, shown
-from metrics_collector.shell.membership import Membership
 from metrics_collector.shell.metrics import FleetMetrics, ScrapeMetrics
 from metrics_collector.shell.publisher import Publisher
-from metrics_collector.shell.rules import RulesByService, raise_file_limit
+from metrics_collector.shell.scrape_config import ScrapeConfigs, raise_file_limit
 from metrics_collector.shell.scraper import Scraper
 from metrics_collector.shell.servicer import SERVICE_NAME, CollectorServicer, bookmark, observed
 from metrics_collector.shell.settings import CollectorSettings
 from metrics_collector.shell.sources import ActuatorTargets, FileTargets, load_file
+from metrics_collector.shell.target_assignment import Seeds, TargetAssignment
 from trimtab.api.actuator.v1 import actuator_pb2_grpc
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
+from trimtab.config.dialects import DialectError, load_dialects
 from trimtab.config.file_sd import FileSdError
+from trimtab.domain.dialects.model import Dialect
 from trimtab.errors import StartupError
 from trimtab.rpc.clients import ClientTls, channel
 from trimtab.rpc.run import ServiceContext, run_until_stopped
@@ -100,7 +101,7 @@ class _Collector:
             token_file=settings.http_sd_token_file,
         )
         loads = self._loads = ReplicaLoads(expiry_s=settings.demand_expiry_s)
-        self._membership = Membership(
+        self._membership = CollectorLease(
             store,
             name=settings.collector_name,
             sources=sources_fingerprint(settings.sources()),
@@ -111,7 +112,7 @@ class _Collector:
             on_demand=self._take_demand,
         )
         dialects = _dialects(settings)
-        self._rules = RulesByService(settings, dialects)
+        self._rules = ScrapeConfigs(settings, dialects)
         self._scraper = Scraper(settings, self._rules.of, PageReader(dialects), metrics, now_s=self._clock.now_s)
 
         def new_archive() -> Archive:
@@ -126,7 +127,7 @@ class _Collector:
             )
 
         archive = new_archive()
-        self._allotment = Allotment(self._membership, archive, apply=self._scrape, now_s=self._clock.now_s)
+        self._assignment = TargetAssignment(self._membership, archive, apply=self._scrape, now_s=self._clock.now_s)
         self._publisher = Publisher(
             settings,
             new_archive,
@@ -155,7 +156,7 @@ class _Collector:
             archive,
             self._publisher,
             self._hub,
-            targets=lambda: self._allotment.everything,
+            targets=lambda: self._assignment.everything,
             statuses=lambda: self._scraper.statuses,
             now_s=self._clock.now_s,
             keep_s=settings.window_s + settings.demand_expiry_s,
@@ -183,7 +184,7 @@ class _Collector:
                 *(one.run(context, lost_after_s=settings.actuator_lost_after_s) for one in self.actuators),
                 self._urls.run(context),
                 self._membership.run(context),
-                self._allotment.run(context),
+                self._assignment.run(context),
                 self._rules.run(context),
                 self._scraper.run(context.stopping),
                 self._publisher.run(context),
@@ -223,7 +224,7 @@ class _Collector:
             [target for one in self.actuators for target in one.targets],
             actuators_configured=bool(self._settings.actuators),
         )
-        self._allotment.update(targets)
+        self._assignment.update(targets)
 
     def _scrape(self, targets: Mapping[str, Target], seeds: Seeds) -> None:
         """Scrape these, and begin those in ``seeds`` where another collector, or this one before, has stopped."""
@@ -232,10 +233,10 @@ class _Collector:
             self._scraper.table.seed(target_id, reading.schema, reading.values, at_s=at_s)
 
     def _settled(self) -> None:
-        self._allotment.settled()
+        self._assignment.settled()
 
     def _elsewhere(self) -> Mapping[RoleKey, Collection[str]]:
-        return self._allotment.elsewhere()
+        return self._assignment.elsewhere()
 
     def _take_demand(self, others: Sequence[pb.CollectorDemand]) -> None:
         gone = self._loads.take(others, self._clock.now_s())

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from metrics_collector.core.demand import DemandReport, report
-from metrics_collector.core.loads import ReplicaLoads, ReplicaReport
+from metrics_collector.core.role_load import ReplicaLoads, ReplicaReport
 from metrics_collector.core.samples import expand
 from metrics_collector.core.sharing import owner
 from metrics_collector.core.status import TargetStatus, describe_target

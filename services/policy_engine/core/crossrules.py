@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic
 
-from policy_engine.core.overlay import OverlayError, first_awake, make_overlay, member_key
-from policy_engine.core.units import unit_bounds
+from policy_engine.core.pool.gpu_layout import OverlayError, first_awake, make_overlay, member_key
+from policy_engine.core.scaled.units import unit_bounds
 from trimtab.config.kinds import R, Resource, ResourceKind, ResourceSet
 from trimtab.config.resources import POOL, SERVICE_POLICY, FieldViolation, Pool, ServicePolicy, kind_of
 from trimtab.config.specs import PolicyKind

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from policy_engine.core.birth import BirthInput, lay_out
-from policy_engine.core.draft import Draft, ReplicaChange
-from policy_engine.core.pool import PoolInput, decide_pool
-from policy_engine.core.scaled import ScaledInput, decide_scaled
+from policy_engine.core.pool.decide import PoolInput, decide_pool
+from policy_engine.core.pool.initial_layout import LayoutInput, lay_out
+from policy_engine.core.scaled.decide import ScaledInput, decide_scaled
+from policy_engine.core.shared.draft import Draft, ReplicaChange
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.domain.measurement import measurement_to_proto
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
-CoreInput = ScaledInput | PoolInput | BirthInput
+CoreInput = ScaledInput | PoolInput | LayoutInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from trimtab.rpc.errors import Aborted, FailedPrecondition, InvalidRequest, NotF
 from trimtab.store import keys
 from trimtab.store.errors import EtagMismatch, FencedOff
 from trimtab.store.lease import fenced_write
-from trimtab.waiting import to_its_end
+from trimtab.tasks import to_its_end
 
 LEADER_WAIT_S = 2.0
 _LEADER_POLL_S = 0.05
@@ -62,7 +62,7 @@ def _parsed(kind: ResourceKind[R, Any], message: Any, field: str) -> R:
 
 
 class Applier:
-    """The leader's hand on the catalog. Every change happens between two turns of the engine."""
+    """The leader's hand on the catalog. Every change happens between two cycles of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import structlog
 
-from policy_engine.shell.service import PolicyServicer
+from policy_engine.shell.servicer import PolicyServicer
 from trimtab.config.resources import Resource, ResourceError, apply_order, parse_document
 from trimtab.config.yamlfile import YamlError, read_yaml_documents
 from trimtab.errors import StartupError

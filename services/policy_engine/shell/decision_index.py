@@ -1,7 +1,7 @@
 """Decision records in memory: by id, in order of time over all subjects, and by subject.
 
 A record concerns its subject and every service whose counts it changes: a service's list also has the decisions of its
-pool that moved it. Retention goes by a record's own subject (`policy_engine.core.retention`).
+pool that moved it. Retention goes by a record's own subject (`policy_engine.core.shared.retention`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Set
 
-from policy_engine.core.retention import RetentionLimits, surplus
+from policy_engine.core.shared.retention import RetentionLimits, surplus
 from trimtab.api.policy.v1 import decision_pb2
 
 

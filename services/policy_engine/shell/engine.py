@@ -1,6 +1,6 @@
-"""The engine's loop: leadership, turns, and what a turn reads from the store and the actuators.
+"""The engine's loop: leadership, cycles, and what a cycle reads from the store and the actuators.
 
-The leader decides and writes; a follower makes the same turns on the stored state and writes nothing, so that its
+The leader decides and writes; a follower makes the same cycles on the stored state and writes nothing, so that its
 status is fresh and it can take over. Without the store nothing is decided: actuators and pre-scheduler keep the last
 desired state.
 """
@@ -14,11 +14,12 @@ import uuid
 
 import structlog
 
-from policy_engine.core.retention import RetentionLimits
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.retention import RetentionLimits
+from policy_engine.core.shared.vocabulary import MemberKey
+from policy_engine.shell.actuator_clients import Fleet
 from policy_engine.shell.catalog import Catalog, Snapshot
-from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, load_memory
+from policy_engine.shell.cycle import Cycle, Writer
+from policy_engine.shell.engine_state import EngineState, load_engine_state
 from policy_engine.shell.metrics import EngineMetrics
 from policy_engine.shell.observe import Observed, observe
 from policy_engine.shell.pools import PoolRunner
@@ -26,7 +27,6 @@ from policy_engine.shell.publish import Publisher
 from policy_engine.shell.records import Command, DecisionLog
 from policy_engine.shell.scaled import ScaledRunner
 from policy_engine.shell.settings import EngineSettings
-from policy_engine.shell.turn import Turn, Writer
 from trimtab.config.resources import POOL, SERVICE_POLICY, Pool, ServicePolicy
 from trimtab.config.specs import PolicyKind
 from trimtab.rpc.clients import ClientTls
@@ -40,9 +40,9 @@ from trimtab.store.record_hash import RefusedLog
 
 log = structlog.get_logger(__name__)
 
-# Between two turns at least: operations that end in a row make one early turn, not many.
+# Between two cycles at least: operations that end in a row make one early cycle, not many.
 MIN_PAUSE_S = 0.02
-# While new windows start the turns, one that is due by time alone waits this share of a tick longer: else it would run
+# While new windows start the cycles, one that is due by time alone waits this share of a tick longer: else it would run
 # just before the next window. After so many ticks without a window, time alone starts them again.
 WINDOW_GRACE = 0.25
 WINDOWS_GONE = 3.0
@@ -66,8 +66,8 @@ class Engine:
             now=self.clock.now_s,
         )
         self.catalog = Catalog(store)
-        # Starts the next turn at once: new windows, the end of an operation (its pool is free for the next transition),
-        # the lease, an actuator that answers again.
+        # Starts the next cycle at once: new windows, the end of an operation (its pool is free for a transition), the
+        # lease, an actuator that answers again.
         self._early = asyncio.Event()
         self._windows_at_s = float("-inf")
         self.fleet = Fleet(
@@ -82,11 +82,11 @@ class Engine:
             self.fleet, self.writer, self.log, Publisher(self.writer, self.log, settings.publish_expiry_s)
         )
         self.scaled = ScaledRunner(store, self.fleet, self.writer, self.log, settings.publish_expiry_s)
-        self.memory = Memory()
+        self.memory = EngineState()
         self._refused = RefusedLog()
-        # Turns and changes of resources exclude each other: a change is never seen by half of a turn.
+        # Cycles and changes of resources exclude each other: a change is never seen by half of a cycle.
         self.lock = asyncio.Lock()
-        self.last_turn_s = 0.0
+        self.last_cycle_s = 0.0
         self.last_observed = Observed()
         self.known_token = 0
         self._loaded_token: int | None = None
@@ -94,14 +94,14 @@ class Engine:
         self._complained = ""
 
     async def run(self) -> None:
-        """Make a turn whenever windows were written or something else is new, and at a steady pace otherwise."""
+        """Make a cycle whenever windows were written or something else is new, and at a steady pace otherwise."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not self.context.stopping.is_set():
             self._early.clear()
             started, began_s = time.perf_counter(), loop.time()
-            await self._guarded_turn()
-            self.metrics.turn_s.observe(time.perf_counter() - started)
+            await self._guarded_cycle()
+            self.metrics.cycle_s.observe(time.perf_counter() - started)
             tick_s = self.settings.tick_interval_s
             if self._windows_at_s > began_s - WINDOWS_GONE * tick_s:
                 due = max(self._windows_at_s + (1 + WINDOW_GRACE) * tick_s, began_s + tick_s)
@@ -130,12 +130,12 @@ class Engine:
         log.debug("lease changed", token=token)
         self._early.set()
 
-    async def _guarded_turn(self) -> None:
+    async def _guarded_cycle(self) -> None:
         try:
             async with self.lock:
-                await self.turn()
+                await self.cycle()
         except StoreUnavailable as error:
-            # What was written may or may not be there: the next turn reads it again.
+            # What was written may or may not be there: the next cycle reads it again.
             self._drop("store", str(error))
         except FencedOff as error:
             self._drop("fenced off", str(error))
@@ -144,7 +144,7 @@ class Engine:
             self._drop("corrupt", str(error))
         else:
             if self._complained:
-                log.info("turns go on")
+                log.info("cycles go on")
             self._complained = ""
 
     async def _step_down(self, error: FencedOff) -> None:
@@ -159,13 +159,13 @@ class Engine:
 
     def _drop(self, reason: str, detail: str) -> None:
         self._loaded_token = None
-        self.metrics.failed_turns.labels(reason).inc()
+        self.metrics.failed_cycles.labels(reason).inc()
         if self._complained != reason:
-            log.warning("turn ended early, holding", reason=reason, error=detail)
+            log.warning("cycle ended early, holding", reason=reason, error=detail)
         self._complained = reason
 
-    async def turn(self) -> None:
-        """One turn; the caller holds the lock."""
+    async def cycle(self) -> None:
+        """One cycle; the caller holds the lock."""
         token = self.lease.token
         self.metrics.leader.set(1 if token is not None else 0)
         if token is None or token != self._loaded_token:
@@ -175,26 +175,26 @@ class Engine:
         self.known_token = token if token is not None else await self._leader_token()
         snapshot = await self.catalog.refresh()
         self.log.set_live(snapshot.names, leading=token is not None)
-        turn = await self.look(snapshot, token)
+        cycle = await self.look(snapshot, token)
         if token is not None:
-            await self._forget_deleted(turn)
+            await self._forget_deleted(cycle)
         pools = [snapshot.pools[name] for name in sorted(snapshot.pools)]
-        await self._pool_turns(pools, turn)
+        await self._pool_cycles(pools, cycle)
         self.pools.forget(set(snapshot.pools))
         services = self.scaled_services(snapshot)
         self.scaled.forget({policy.name for policy in services})
-        if turn.now_s - self._scaled_at_s >= self.settings.scaled_interval_s - 0.05 or turn.now_s < self._scaled_at_s:
-            await self.scaled.turn(services, turn, self.memory)
-            self._scaled_at_s = turn.now_s
-        self.last_turn_s, self.last_observed = turn.now_s, turn.observed
+        if cycle.now_s - self._scaled_at_s >= self.settings.scaled_interval_s - 0.05 or cycle.now_s < self._scaled_at_s:
+            await self.scaled.cycle(services, cycle, self.memory)
+            self._scaled_at_s = cycle.now_s
+        self.last_cycle_s, self.last_observed = cycle.now_s, cycle.observed
         refused = [*self.memory.refused(), *self.scaled.refused_results.values()]
         self._refused.show(refused)
         self.metrics.show(self.pools.reports.values(), self.scaled.reports.values(), refused)
 
-    async def _pool_turns(self, pools: list[Pool], turn: Turn) -> None:
+    async def _pool_cycles(self, pools: list[Pool], cycle: Cycle) -> None:
         """Side by side: an actuator that hangs delays its own pools only. The first failure is raised at the end."""
         results = await asyncio.gather(
-            *(self.pools.turn(pool, turn, self.memory) for pool in pools), return_exceptions=True
+            *(self.pools.cycle(pool, cycle, self.memory) for pool in pools), return_exceptions=True
         )
         for result in results:
             if isinstance(result, BaseException):
@@ -202,7 +202,7 @@ class Engine:
 
     async def _load(self, token: int | None) -> None:
         """Read the stored state. Desired states that were published and the store has lost are written again."""
-        before, self.memory = self.memory, await load_memory(self.store)
+        before, self.memory = self.memory, await load_engine_state(self.store)
         if token is None:
             self._loaded_token = None
             return
@@ -220,8 +220,8 @@ class Engine:
         self._scaled_at_s = float("-inf")
         log.info("leading", token=token, pools=len(self.memory.desired), services=len(self.memory.scaled))
 
-    async def look(self, snapshot: Snapshot, token: int | None) -> Turn:
-        """Read everything that a turn decides on."""
+    async def look(self, snapshot: Snapshot, token: int | None) -> Cycle:
+        """Read everything that a cycle decides on."""
         routable: dict[MemberKey, list[str]] = {}
         for link in self.fleet.links.values():
             for replica in link.replicas.values():
@@ -232,7 +232,7 @@ class Engine:
         ]
         wanted = {key: routable.get(key, []) for key in members}
         observed = await observe(self.store, wanted)
-        return Turn(now_s=self.clock.now_s(), token=token, snapshot=snapshot, observed=observed)
+        return Cycle(now_s=self.clock.now_s(), token=token, snapshot=snapshot, observed=observed)
 
     async def _leader_token(self) -> int:
         """The newest token handed out, as a follower sees it."""
@@ -247,16 +247,16 @@ class Engine:
             if policy.spec.kind == PolicyKind.SCALED and snapshot.pool_of(policy.name) is None
         ]
 
-    async def _forget_deleted(self, turn: Turn) -> None:
+    async def _forget_deleted(self, cycle: Cycle) -> None:
         """A deleted resource is not managed any more; its replicas stay as they are."""
         commands = []
         for name in sorted(self.memory.pool_names()):
-            if name not in turn.snapshot.messages_of(POOL):
+            if name not in cycle.snapshot.messages_of(POOL):
                 commands += self.memory.forget_pool(name)
-        scaled = {policy.name for policy in self.scaled_services(turn.snapshot)}
-        unreadable = turn.snapshot.messages_of(SERVICE_POLICY).keys() - turn.snapshot.policies.keys()
+        scaled = {policy.name for policy in self.scaled_services(cycle.snapshot)}
+        unreadable = cycle.snapshot.messages_of(SERVICE_POLICY).keys() - cycle.snapshot.policies.keys()
         for name in sorted(self.memory.service_names()):
             if name not in scaled and name not in unreadable:
                 commands += self.memory.forget_scaled(name)
         if commands:
-            await self.writer.commit(turn, commands=commands)
+            await self.writer.commit(cycle, commands=commands)

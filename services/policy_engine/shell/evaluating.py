@@ -8,18 +8,18 @@ from typing import Any, Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.crossrules import check
 from policy_engine.core.decision import CoreInput, RecordHeader
-from policy_engine.core.desired import residents
-from policy_engine.core.draft import Draft
-from policy_engine.core.overlay import OverlayError
-from policy_engine.core.pool import decide_pool
-from policy_engine.core.scaled import ScaledInput, decide_scaled
+from policy_engine.core.pool.decide import decide_pool
+from policy_engine.core.pool.desired import residents
+from policy_engine.core.pool.gpu_layout import OverlayError
+from policy_engine.core.pool.initial_layout import LayoutInput, lay_out
+from policy_engine.core.scaled.decide import ScaledInput, decide_scaled
+from policy_engine.core.shared.draft import Draft
 from policy_engine.shell.catalog import Snapshot
+from policy_engine.shell.cycle import Cycle
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.replay import record_of
-from policy_engine.shell.turn import Turn
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.kinds import ResourceKind, ResourceSet
 from trimtab.config.resources import POOL, SERVICE_POLICY, ResourceError, ServicePolicy
@@ -83,57 +83,57 @@ def _overrides(engine: Engine, snapshot: Snapshot, request: policy_pb2.EvaluateR
     return overrides
 
 
-def _service(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
-    policy = turn.snapshot.policies.get(name)
+def _service(engine: Engine, name: str, cycle: Cycle) -> policy_pb2.EvaluateResponse:
+    policy = cycle.snapshot.policies.get(name)
     if policy is None:
         raise NotFound(SERVICE_POLICY.missing, f"no ServicePolicy {name!r}")
-    home = turn.snapshot.pool_of(name)
+    home = cycle.snapshot.pool_of(name)
     if home is not None:
-        return _pool(engine, home.name, turn)
+        return _pool(engine, home.name, cycle)
     held = engine.memory.why_service_held(name)
     if held:
         return policy_pb2.EvaluateResponse(reason=held)
-    given: ScaledInput = engine.scaled.gather(policy, turn, engine.memory)
+    given: ScaledInput = engine.scaled.gather(policy, cycle, engine.memory)
     # A dry run shows every clamp, also those that have been recorded already.
     given = replace(given, state=replace(given.state, notes=()))
     result = decide_scaled(given)
-    return _answer(result.draft, given, turn, result.holding or "the signals ask for what there is")
+    return _answer(result.draft, given, cycle, result.holding or "the signals ask for what there is")
 
 
-def _pool(engine: Engine, name: str, turn: Turn) -> policy_pb2.EvaluateResponse:
-    pool = turn.snapshot.pools.get(name)
+def _pool(engine: Engine, name: str, cycle: Cycle) -> policy_pb2.EvaluateResponse:
+    pool = cycle.snapshot.pools.get(name)
     if pool is None:
         raise NotFound(POOL.missing, f"no Pool {name!r}")
     held = engine.memory.why_pool_held(name)
     if held:
         return policy_pb2.EvaluateResponse(reason=held)
-    policies = turn.snapshot.members_of(pool)
+    policies = cycle.snapshot.members_of(pool)
     desired = engine.memory.desired.get(name)
     if desired is None:
-        birth = BirthInput(pool, policies, residents=residents(engine.pools.replicas(pool), pool, ()))
+        birth = LayoutInput(pool, policies, residents=residents(engine.pools.replicas(pool), pool, ()))
         try:
-            return _answer(lay_out(birth).draft, birth, turn, "")
+            return _answer(lay_out(birth).draft, birth, cycle, "")
         except OverlayError as error:
             return policy_pb2.EvaluateResponse(reason=str(error))
-    given = engine.pools.gather(pool, policies, turn, engine.memory, engine.pools.unreachable(pool))
+    given = engine.pools.gather(pool, policies, cycle, engine.memory, engine.pools.unreachable(pool))
     given = replace(given, state=replace(given.state, fast_at_s=None, slow_at_s=None, notes=(), unserved=()))
     result = decide_pool(given)
-    return _answer(result.draft, given, turn, result.holding or "no member needs what another could give")
+    return _answer(result.draft, given, cycle, result.holding or "no member needs what another could give")
 
 
-_EVALUATORS: Final[Mapping[str, Callable[[Engine, str, Turn], policy_pb2.EvaluateResponse]]] = {
+_EVALUATORS: Final[Mapping[str, Callable[[Engine, str, Cycle], policy_pb2.EvaluateResponse]]] = {
     SERVICE_POLICY.name: _service,
     POOL.name: _pool,
 }
 """By the kind's name: what the engine would decide on it."""
 
 
-def _answer(draft: Draft | None, given: CoreInput, turn: Turn, reason: str) -> policy_pb2.EvaluateResponse:
+def _answer(draft: Draft | None, given: CoreInput, cycle: Cycle, reason: str) -> policy_pb2.EvaluateResponse:
     if draft is None:
         return policy_pb2.EvaluateResponse(reason=reason)
     header = RecordHeader(
         decision_id="",
-        decide_time=timestamp_of(turn.now_s),
+        decide_time=timestamp_of(cycle.now_s),
         fencing_writer=keys.POLICY_ENGINE,
         fencing_token=0,
     )

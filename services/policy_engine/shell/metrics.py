@@ -15,21 +15,21 @@ _REGION_NUMBER = {"CRITICAL": 1, "NOMINAL": 2, "SURPLUS": 3}
 
 
 class EngineMetrics:
-    """Gauges are those of the last turn; a member without a Z, or a ρ, has no series of it."""
+    """Gauges are those of the last cycle; a member without a Z, or a ρ, has no series of it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.leader = Gauge("trimtab_policy_leader", "1 while this process holds the leader's lease", registry=registry)
-        self.turn_s = Histogram(
+        self.cycle_s = Histogram(
             "trimtab_policy_turn_seconds",
-            "Duration of one turn",
+            "Duration of one cycle",
             registry=registry,
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
         )
         self.decisions = Counter(
             "trimtab_policy_decisions", "Decision records written", ["kind", "rule"], registry=registry
         )
-        self.failed_turns = Counter(
-            "trimtab_policy_failed_turns", "Turns that ended early", ["reason"], registry=registry
+        self.failed_cycles = Counter(
+            "trimtab_policy_failed_turns", "Cycles that ended early", ["reason"], registry=registry
         )
         self.z = Gauge("trimtab_policy_z", "Normalised Token Service Share", ["service", "role"], registry=registry)
         self.rho = Gauge(

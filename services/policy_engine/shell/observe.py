@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from policy_engine.core.vocabulary import MemberKey
-from policy_engine.shell.convert import role_name
+from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.api.collector.v1 import collector_pb2
 from trimtab.domain.observation import RoleObservation
 from trimtab.domain.role_merge import merge
@@ -40,7 +39,7 @@ async def observe(store: Store, wanted: Mapping[MemberKey, Sequence[str]]) -> Ob
         return Observed()
     pipeline = store.redis.pipeline(transaction=False)
     for key in members:
-        pipeline.hgetall(keys.latest_partials(key.service, role_name(key.role)))
+        pipeline.hgetall(keys.latest_partials(key.service, key.role.proto_name))
     for service in services:
         pipeline.hgetall(keys.latest_partials(service, FRONT_DOOR_ROLE))
     answers = await pipeline.execute()

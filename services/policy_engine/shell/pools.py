@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from policy_engine.core.birth import birth_input, lay_out
-from policy_engine.core.desired import desired_pool, rebound, residents
-from policy_engine.core.overlay import OverlayError, OverlayReplica, Resident, make_overlay
-from policy_engine.core.pool import PoolInput, PoolResult, PoolState, decide_pool
-from policy_engine.core.pool_cycle import PoolPicture, needs_counts, next_desired, pool_input, with_counts
-from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory
+from policy_engine.core.pool.cycle import PoolPicture, needs_counts, next_desired, pool_input, with_counts
+from policy_engine.core.pool.decide import PoolInput, PoolResult, PoolState, decide_pool
+from policy_engine.core.pool.desired import desired_pool, rebound, residents
+from policy_engine.core.pool.gpu_layout import OverlayError, OverlayReplica, Resident, make_overlay
+from policy_engine.core.pool.initial_layout import birth_input, lay_out
+from policy_engine.shell.actuator_clients import Fleet
+from policy_engine.shell.cycle import Cycle, Writer
+from policy_engine.shell.engine_state import EngineState
 from policy_engine.shell.publish import Publisher
 from policy_engine.shell.records import DecisionLog
-from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.pool import DesiredPool
@@ -33,7 +33,7 @@ __all__ = ["PoolReport", "PoolRunner"]
 
 @dataclass(frozen=True)
 class PoolReport:
-    """A pool at its last turn, for status and metrics. `result` is None while it is not laid out."""
+    """A pool at its last cycle, for status and metrics. `result` is None while it is not laid out."""
 
     pool: Pool
     result: PoolResult | None
@@ -63,47 +63,47 @@ class PoolRunner:
     reports: dict[str, PoolReport] = field(default_factory=dict)
     _layouts: dict[str, _Layout] = field(default_factory=dict)
 
-    async def turn(self, pool: Pool, turn: Turn, memory: Memory) -> None:
-        """One pool's turn. Raises FencedOff and StoreUnavailable."""
+    async def cycle(self, pool: Pool, cycle: Cycle, memory: EngineState) -> None:
+        """One pool's cycle. Raises FencedOff and StoreUnavailable."""
         if memory.why_pool_held(pool.name):
-            await self._hold(pool, turn, memory)
+            await self._hold(pool, cycle, memory)
             return
-        policies = turn.snapshot.members_of(pool)
-        layout = self._layout(pool, policies, turn, memory)
+        policies = cycle.snapshot.members_of(pool)
+        layout = self._layout(pool, policies, cycle, memory)
         unreachable = self.unreachable(pool) or layout.error
-        if turn.token is not None and not unreachable and not pool.metadata.paused:
-            await self._lay_out(pool, policies, layout, turn, memory)
+        if cycle.token is not None and not unreachable and not pool.metadata.paused:
+            await self._lay_out(pool, policies, layout, cycle, memory)
         desired = memory.desired.get(pool.name)
         if desired is None:
             paused = "paused by an operator" if pool.metadata.paused else "not laid out yet"
             self.reports[pool.name] = PoolReport(pool, None, None, unreachable or paused)
             return
         link = self.fleet.links.get(pool.spec.cluster)
-        if turn.token is not None and link is not None and link.reachable:
-            await self.publisher.follow(pool, link, turn, memory)
+        if cycle.token is not None and link is not None and link.reachable:
+            await self.publisher.follow(pool, link, cycle, memory)
             desired = memory.desired[pool.name]
-        given = self.gather(pool, policies, turn, memory, unreachable)
+        given = self.gather(pool, policies, cycle, memory, unreachable)
         result = decide_pool(given)
-        if turn.token is not None and link is not None and link.reachable and needs_counts(result):
+        if cycle.token is not None and link is not None and link.reachable and needs_counts(result):
             given = with_counts(given, await link.in_flight(pool.name))
             result = decide_pool(given)
         holding = self.publisher.refusal(desired) or result.holding
         operations = ", ".join(item.operation for item in given.operations)
         self.reports[pool.name] = PoolReport(pool, result, desired, holding, operations)
-        if turn.token is None:
+        if cycle.token is None:
             return
-        await self._commit(given, result, turn, memory)
+        await self._commit(given, result, cycle, memory)
         if link is not None and link.reachable:
-            await self.publisher.publish(pool, link, turn, memory)
+            await self.publisher.publish(pool, link, cycle, memory)
             await self.publisher.preempt(link, result)
 
-    async def _hold(self, pool: Pool, turn: Turn, memory: Memory) -> None:
+    async def _hold(self, pool: Pool, cycle: Cycle, memory: EngineState) -> None:
         """Hold a pool of which a record cannot be read: nothing is decided, its last desired state stays in force."""
         desired = memory.desired.get(pool.name)
         self.reports[pool.name] = PoolReport(pool, None, desired, memory.why_pool_held(pool.name))
         link = self.fleet.links.get(pool.spec.cluster)
-        if turn.token is not None and desired is not None and link is not None and link.reachable:
-            await self.publisher.publish(pool, link, turn, memory)
+        if cycle.token is not None and desired is not None and link is not None and link.reachable:
+            await self.publisher.publish(pool, link, cycle, memory)
 
     def forget(self, names: set[str]) -> None:
         """Drop reports of pools that are gone."""
@@ -111,8 +111,8 @@ class PoolRunner:
             del self.reports[name]
             self._layouts.pop(name, None)
 
-    def _layout(self, pool: Pool, policies: tuple[ServicePolicy, ...], turn: Turn, memory: Memory) -> _Layout:
-        etags = turn.snapshot.etags(pool, policies)
+    def _layout(self, pool: Pool, policies: tuple[ServicePolicy, ...], cycle: Cycle, memory: EngineState) -> _Layout:
+        etags = cycle.snapshot.etags(pool, policies)
         desired = memory.desired.get(pool.name)
         living = residents(self.replicas(pool), pool, desired.overlay if desired is not None else ())
         known = self._layouts.get(pool.name)
@@ -140,14 +140,14 @@ class PoolRunner:
         return "" if link.reachable else link.detail
 
     async def _lay_out(
-        self, pool: Pool, policies: tuple[ServicePolicy, ...], layout: _Layout, turn: Turn, memory: Memory
+        self, pool: Pool, policies: tuple[ServicePolicy, ...], layout: _Layout, cycle: Cycle, memory: EngineState
     ) -> None:
         """Lay a pool out for the first time or anew, or give its state new bounds where the layout stays."""
         desired = memory.desired.get(pool.name)
         if desired is not None and desired.overlay == layout.overlay:
             wish = rebound(desired, pool, policies)
             if wish is not None:
-                await self.writer.commit(turn, commands=[memory.desired_command(wish)])
+                await self.writer.commit(cycle, commands=[memory.desired_command(wish)])
                 memory.desired[pool.name] = wish
             return
         given = birth_input(pool, policies, desired, self.replicas(pool), layout.overlay, layout.residents)
@@ -158,12 +158,12 @@ class PoolRunner:
             log.warning("a pool cannot be laid out", pool=pool.name, error=str(error))
             return
         record = self.writer.record(
-            birth.draft, given, turn, revisions=self.fleet.revisions(), etags=turn.snapshot.etags(pool, policies)
+            birth.draft, given, cycle, revisions=self.fleet.revisions(), etags=cycle.snapshot.etags(pool, policies)
         )
         revision = desired.state_revision + 1 if desired is not None else 1
         wish = desired_pool(pool, policies, birth.overlay, birth.awake, record.decision_id, state_revision=revision)
-        records = [record, *self.publisher.superseded(pool.name, turn)]
-        await self.writer.commit(turn, records=records, commands=[memory.desired_command(wish)])
+        records = [record, *self.publisher.superseded(pool.name, cycle)]
+        await self.writer.commit(cycle, records=records, commands=[memory.desired_command(wish)])
         memory.desired[pool.name] = wish
         log.info("pool laid out", pool=pool.name, decision=record.decision_id, reason=record.reason)
 
@@ -171,27 +171,27 @@ class PoolRunner:
         self,
         pool: Pool,
         policies: tuple[ServicePolicy, ...],
-        turn: Turn,
-        memory: Memory,
+        cycle: Cycle,
+        memory: EngineState,
         unreachable: str,
     ) -> PoolInput:
         """The core's input for this pool, which is laid out, now."""
         link = self.fleet.links.get(pool.spec.cluster)
         picture = PoolPicture(
-            now_s=turn.now_s,
+            now_s=cycle.now_s,
             pool=pool,
             policies=policies,
             desired=memory.desired[pool.name],
             replicas=self.replicas(pool),
             operations=link.operations.values() if link is not None else (),
             under_way=self.publisher.under_way(pool.name),
-            views=turn.observed.roles,
-            fronts=turn.observed.fronts,
+            views=cycle.observed.roles,
+            fronts=cycle.observed.fronts,
             unreachable=unreachable,
         )
         return pool_input(picture, memory.pools.get(pool.name, PoolState()))
 
-    async def _commit(self, given: PoolInput, result: PoolResult, turn: Turn, memory: Memory) -> None:
+    async def _commit(self, given: PoolInput, result: PoolResult, cycle: Cycle, memory: EngineState) -> None:
         name = given.pool.name
         records: list[decision_pb2.Decision] = []
         commands = []
@@ -200,9 +200,9 @@ class PoolRunner:
             record = self.writer.record(
                 result.draft,
                 given,
-                turn,
+                cycle,
                 revisions=self.fleet.revisions(),
-                etags=turn.snapshot.etags(given.pool, given.policies),
+                etags=cycle.snapshot.etags(given.pool, given.policies),
             )
             records.append(record)
             log.info("decided", pool=name, decision=record.decision_id, reason=record.reason)
@@ -212,7 +212,7 @@ class PoolRunner:
         if result.state != memory.pools.get(name):
             commands.append(memory.pool_state_command(name, result.state))
         if records or commands:
-            await self.writer.commit(turn, records=records, commands=commands)
+            await self.writer.commit(cycle, records=records, commands=commands)
         memory.pools[name] = result.state
         if wish is not None:
             memory.desired[name] = wish

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 import grpc
 import structlog
 
-from policy_engine.core.draft import ReplicaChange, Transition
-from policy_engine.core.pool import PoolResult, PoolState, UnderWay
-from policy_engine.core.pool_cycle import preemption
-from policy_engine.core.transition_outcome import (
+from policy_engine.core.pool.cycle import preemption
+from policy_engine.core.pool.decide import PoolResult, PoolState, UnderWay
+from policy_engine.core.pool.transition_outcome import (
     Acknowledged,
     Refusal,
     Settled,
@@ -26,21 +25,22 @@ from policy_engine.core.transition_outcome import (
     settled,
     under_way,
 )
-from policy_engine.core.vocabulary import Rule
-from policy_engine.shell.links import CALL_TIMEOUT_S, ActuatorLink
-from policy_engine.shell.memory import Memory
+from policy_engine.core.shared.draft import ReplicaChange, Transition
+from policy_engine.core.shared.vocabulary import Rule
+from policy_engine.shell.actuator_clients import CALL_TIMEOUT_S, ActuatorLink
+from policy_engine.shell.cycle import Cycle, Writer
+from policy_engine.shell.engine_state import EngineState
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
-from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool
 from trimtab.domain.operation import Operation, OperationState
 from trimtab.domain.pool import DesiredPool, desired_to_proto
 from trimtab.domain.replica import Replica
+from trimtab.domain.vocabulary import Role
 from trimtab.rpc.errors import describe, error_info, error_reason
 from trimtab.store import keys
 from trimtab.store.errors import FencedOff
-from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 
@@ -66,23 +66,23 @@ class Publisher:
     _refusals: dict[str, Refusal] = field(default_factory=dict)
     _preempted: set[str] = field(default_factory=set)
 
-    async def publish(self, pool: Pool, link: ActuatorLink, turn: Turn, memory: Memory) -> None:
+    async def publish(self, pool: Pool, link: ActuatorLink, cycle: Cycle, memory: EngineState) -> None:
         """Send the desired state unless this actuator has acknowledged it since it came back."""
         desired = memory.desired[pool.name]
-        mark = Acknowledged(desired.state_revision, link.generation, turn.token or 0)
+        mark = Acknowledged(desired.state_revision, link.generation, cycle.token or 0)
         acknowledged, refusal = self._acknowledged.get(pool.name), self._refusals.get(pool.name)
-        if not must_publish(mark, acknowledged, refusal, now_s=turn.now_s):
+        if not must_publish(mark, acknowledged, refusal, now_s=cycle.now_s):
             return
-        sent = replace(desired, replica_revision=link.revision, expires_s=turn.now_s + self.expiry_s)
-        request = actuator_pb2.ApplyPoolStateRequest(state=desired_to_proto(sent), fencing=turn.fencing())
+        sent = replace(desired, replica_revision=link.revision, expires_s=cycle.now_s + self.expiry_s)
+        request = actuator_pb2.ApplyPoolStateRequest(state=desired_to_proto(sent), fencing=cycle.fencing())
         try:
             response = await link.stub.ApplyPoolState(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            await self._refused(pool, link, turn, memory, error)
+            await self._refused(pool, link, cycle, memory, error)
             return
         self._acknowledged[pool.name] = mark
         self._refusals.pop(pool.name, None)
-        await self._acknowledge(pool, link, turn, memory, response)
+        await self._acknowledge(pool, link, cycle, memory, response)
 
     def refusal(self, desired: DesiredPool) -> str:
         """Why the actuator refused this state; empty when it did not, or has not answered yet."""
@@ -93,8 +93,8 @@ class Publisher:
         self,
         pool: Pool,
         link: ActuatorLink,
-        turn: Turn,
-        memory: Memory,
+        cycle: Cycle,
+        memory: EngineState,
         response: actuator_pb2.ApplyPoolStateResponse,
     ) -> None:
         record = self.log.get(memory.desired[pool.name].decision_id)
@@ -106,30 +106,30 @@ class Publisher:
             done = with_outcome(
                 record,
                 decision_pb2.OUTCOME_STATE_SUCCEEDED,
-                now_s=turn.now_s,
+                now_s=cycle.now_s,
                 detail="the cluster was so already",
             )
-            await self.writer.commit(turn, records=[done])
+            await self.writer.commit(cycle, records=[done])
         elif response.operation.operation_id not in record.outcome.operation_ids:
             known = with_outcome(
                 record,
                 decision_pb2.OUTCOME_STATE_PENDING,
-                now_s=turn.now_s,
+                now_s=cycle.now_s,
                 detail="under way",
                 operation_ids=[response.operation.operation_id],
             )
-            await self.writer.commit(turn, records=[known])
+            await self.writer.commit(cycle, records=[known])
 
-    async def follow(self, pool: Pool, link: ActuatorLink, turn: Turn, memory: Memory) -> None:
+    async def follow(self, pool: Pool, link: ActuatorLink, cycle: Cycle, memory: EngineState) -> None:
         """Write the outcome of each of the pool's decisions whose operation has ended, and settle failed ones."""
         for record in self.log.pending_of(pool.name):
             if not record.outcome.operation_ids:
                 if record.decision_id != memory.desired[pool.name].decision_id:
-                    await self.writer.commit(turn, records=[_superseded(record, turn, "by a newer state")])
+                    await self.writer.commit(cycle, records=[_superseded(record, cycle, "by a newer state")])
                 continue
             operation = await self._operation(link, record.outcome.operation_ids[-1])
             if operation is not None and operation.finished:
-                await self._conclude(pool, link, turn, memory, record, operation.state, operation.detail)
+                await self._conclude(pool, link, cycle, memory, record, operation.state, operation.detail)
 
     def under_way(self, pool: str) -> tuple[UnderWay, ...]:
         """Transitions and first layouts under way; one that the actuator has not taken yet bars all others."""
@@ -151,22 +151,22 @@ class Publisher:
         link.take_operation(response.operation)
         log.info("transition pre-empted", operation=operation_id, reason=reason)
 
-    def superseded(self, pool: str, turn: Turn) -> list[decision_pb2.Decision]:
+    def superseded(self, pool: str, cycle: Cycle) -> list[decision_pb2.Decision]:
         """The pool's records that are still open, with that outcome."""
-        return [_superseded(record, turn, "by a new layout") for record in self.log.pending_of(pool)]
+        return [_superseded(record, cycle, "by a new layout") for record in self.log.pending_of(pool)]
 
     async def _conclude(
         self,
         pool: Pool,
         link: ActuatorLink,
-        turn: Turn,
-        memory: Memory,
+        cycle: Cycle,
+        memory: EngineState,
         record: decision_pb2.Decision,
         state: OperationState,
         detail: str,
     ) -> None:
         outcome = _OUTCOMES[state]
-        done = with_outcome(record, outcome, now_s=turn.now_s, detail=detail)
+        done = with_outcome(record, outcome, now_s=cycle.now_s, detail=detail)
         failed = state is not OperationState.SUCCEEDED
         commands: list[Command] = []
         after: Settled | None = None
@@ -177,16 +177,16 @@ class Publisher:
                 memory.pools.get(pool.name, PoolState()),
                 memory.desired[pool.name],
                 pool,
-                turn.snapshot.members_of(pool),
+                cycle.snapshot.members_of(pool),
                 transition,
                 awake_after(state, released=released, replicas=await self._listed(link, pool, state)),
                 decision_id=record.decision_id,
                 preempted=not self._preempted.isdisjoint(record.outcome.operation_ids),
-                now_s=turn.now_s,
+                now_s=cycle.now_s,
             )
             self._preempted.difference_update(record.outcome.operation_ids)
             commands = [memory.desired_command(after.desired), memory.pool_state_command(pool.name, after.state)]
-        await self.writer.commit(turn, records=[done], commands=commands)
+        await self.writer.commit(cycle, records=[done], commands=commands)
         if after is not None:
             memory.desired[pool.name] = after.desired
             memory.pools[pool.name] = after.state
@@ -231,21 +231,21 @@ class Publisher:
         return link.take_operation(response.operation)
 
     async def _refused(
-        self, pool: Pool, link: ActuatorLink, turn: Turn, memory: Memory, error: grpc.aio.AioRpcError
+        self, pool: Pool, link: ActuatorLink, cycle: Cycle, memory: EngineState, error: grpc.aio.AioRpcError
     ) -> None:
         reason = error_reason(error)
         if reason == "FENCED_OFF":
             info = error_info(error)
             current = int(info.metadata.get("highest_token", "0") or 0) if info is not None else 0
-            raise FencedOff(keys.POLICY_ENGINE, token=turn.token or 0, current_token=current)
+            raise FencedOff(keys.POLICY_ENGINE, token=cycle.token or 0, current_token=current)
         if memory.why_pool_held(pool.name) or reason == _HELD:
             # What cannot be read, here or by the actuator, is not decided on: the refusal stands until the record is
             # restored or removed. Nothing was done, and an operation under way is neither lost nor rolled back.
             log.warning("a held pool's state is not taken", pool=pool.name, error=describe(error))
-            self._refusals[pool.name] = refused(memory.desired[pool.name], describe(error), now_s=turn.now_s)
+            self._refusals[pool.name] = refused(memory.desired[pool.name], describe(error), now_s=cycle.now_s)
             return
         if reason in ("OUTDATED", "REVISION_REUSED"):
-            await self._catch_up(pool, link, turn, memory, error)
+            await self._catch_up(pool, link, cycle, memory, error)
             return
         if error.code() not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
             log.warning("pool state not delivered", pool=pool.name, error=describe(error))
@@ -254,29 +254,29 @@ class Publisher:
             log.warning("pool state came at a bad time", pool=pool.name, error=describe(error))
             return
         log.error("pool state refused", pool=pool.name, error=describe(error))
-        self._refusals[pool.name] = refused(memory.desired[pool.name], describe(error), now_s=turn.now_s)
+        self._refusals[pool.name] = refused(memory.desired[pool.name], describe(error), now_s=cycle.now_s)
         record = self.log.get(memory.desired[pool.name].decision_id)
         pending = record is not None and record.outcome.state == decision_pb2.OUTCOME_STATE_PENDING
         if record is not None and pending and record.kind == decision_pb2.DECISION_KIND_TRANSITION:
             self._refusals.pop(pool.name)
-            await self._conclude(pool, link, turn, memory, record, OperationState.ROLLED_BACK, describe(error))
+            await self._conclude(pool, link, cycle, memory, record, OperationState.ROLLED_BACK, describe(error))
 
     async def _catch_up(
-        self, pool: Pool, link: ActuatorLink, turn: Turn, memory: Memory, error: grpc.aio.AioRpcError
+        self, pool: Pool, link: ActuatorLink, cycle: Cycle, memory: EngineState, error: grpc.aio.AioRpcError
     ) -> None:
         """The actuator has a newer state than the store (which lost its last second): go on from what is awake."""
         info = error_info(error)
         theirs = int(info.metadata.get("state_revision", "0") or 0) if info is not None else 0
         desired = memory.desired[pool.name]
-        policies = turn.snapshot.members_of(pool)
+        policies = cycle.snapshot.members_of(pool)
         wish = caught_up(desired, pool, policies, link.replicas.values(), their_revision=theirs)
-        await self.writer.commit(turn, commands=[memory.desired_command(wish)])
+        await self.writer.commit(cycle, commands=[memory.desired_command(wish)])
         memory.desired[pool.name] = wish
         log.warning("the actuator is ahead", pool=pool.name, theirs=theirs, ours=desired.state_revision)
 
 
-def _superseded(record: decision_pb2.Decision, turn: Turn, detail: str) -> decision_pb2.Decision:
-    return with_outcome(record, decision_pb2.OUTCOME_STATE_SUPERSEDED, now_s=turn.now_s, detail=detail)
+def _superseded(record: decision_pb2.Decision, cycle: Cycle, detail: str) -> decision_pb2.Decision:
+    return with_outcome(record, decision_pb2.OUTCOME_STATE_SUPERSEDED, now_s=cycle.now_s, detail=detail)
 
 
 def _under_way(record: decision_pb2.Decision) -> UnderWay:

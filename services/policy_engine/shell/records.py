@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import structlog
 
-from policy_engine.core.retention import RetentionLimits
+from policy_engine.core.shared.retention import RetentionLimits
 from policy_engine.shell.decision_index import DecisionIndex
 from trimtab.api.policy.v1 import decision_pb2, policy_pb2
 from trimtab.domain.time import microseconds_of, timestamp_of, timestamp_of_microseconds, to_microseconds
@@ -25,7 +25,7 @@ from trimtab.store.codec import decode
 from trimtab.store.errors import CorruptEntry, StoreUnavailable
 from trimtab.store.lease import Argument, hash_commands
 from trimtab.store.streams import BoundedStream
-from trimtab.waiting import stopped_within
+from trimtab.tasks import stopped_within
 
 log = structlog.get_logger(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_engine.core.birth import BirthInput
 from policy_engine.core.decision import CoreInput, RecordHeader, assemble, run_core
-from policy_engine.core.draft import Draft
-from policy_engine.core.pool import PoolInput
-from policy_engine.core.scaled import ScaledInput
+from policy_engine.core.pool.decide import PoolInput
+from policy_engine.core.pool.initial_layout import LayoutInput
+from policy_engine.core.scaled.decide import ScaledInput
+from policy_engine.core.shared.draft import Draft
 from policy_engine.shell.state_records import RULES
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.store.v1 import engine_pb2
@@ -30,7 +30,7 @@ class ReplayInput:
 
     scaled: ScaledInput | None = None
     pool: PoolInput | None = None
-    layout: BirthInput | None = None
+    layout: LayoutInput | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError unless it is one."""

@@ -1,6 +1,6 @@
 """Runs scaled services: feeds the pipeline, writes decisions, and publishes absolute scaling requests.
 
-A request is refreshed with every turn and expires when no leader does so; the pre-scheduler answers through the store.
+A request is refreshed with every cycle and expires when no leader does so; the pre-scheduler answers through the store.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from policy_engine.core.scaled import ScaledInput, ScaledResult, ScaledState, decide_scaled
-from policy_engine.core.scaling_request import count_replicas, exists, scaling_request
-from policy_engine.core.units import RoleCounts
-from policy_engine.shell.links import Fleet
-from policy_engine.shell.memory import Memory, read_hash
+from policy_engine.core.scaled.decide import ScaledInput, ScaledResult, ScaledState, decide_scaled
+from policy_engine.core.scaled.scaling_request import count_replicas, exists, scaling_request
+from policy_engine.core.scaled.units import RoleCounts
+from policy_engine.shell.actuator_clients import Fleet
+from policy_engine.shell.cycle import Cycle, Writer
+from policy_engine.shell.engine_state import EngineState, read_hash
 from policy_engine.shell.records import Command, DecisionLog, with_outcome
-from policy_engine.shell.turn import Turn, Writer
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.config.resources import ServicePolicy
 from trimtab.domain.role_signals import FrontDoor
 from trimtab.domain.scaling import request_to_proto
 from trimtab.domain.time import seconds_of, timestamp_of
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.records import Refused
 from trimtab.store.schedule_results import SCHEDULE_RESULT
-from trimtab.words import Role
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class ScaledReport:
-    """A scaled service at its last turn, for status and metrics."""
+    """A scaled service at its last cycle, for status and metrics."""
 
     policy: ServicePolicy
     result: ScaledResult
@@ -53,23 +53,23 @@ class ScaledRunner:
     refused_results: dict[str, Refused] = field(default_factory=dict)
     """Results of the pre-scheduler that cannot be read, by service."""
 
-    async def turn(self, policies: Sequence[ServicePolicy], turn: Turn, memory: Memory) -> None:
-        """All scaled services' turn. Raises FencedOff and StoreUnavailable."""
+    async def cycle(self, policies: Sequence[ServicePolicy], cycle: Cycle, memory: EngineState) -> None:
+        """All scaled services' cycle. Raises FencedOff and StoreUnavailable."""
         records: list[decision_pb2.Decision] = []
         commands: list[Command] = []
         states: dict[str, ScaledState] = {}
         requests: dict[str, scheduler_pb2.ScalingRequest] = {}
-        open_records = await self._outcomes(memory, turn) if turn.token is not None else {}
+        open_records = await self._outcomes(memory, cycle) if cycle.token is not None else {}
         for policy in policies:
             if memory.why_service_held(policy.name):
                 self.reports[policy.name] = _held(policy, memory)
-                if turn.token is not None and policy.name in memory.requests:
-                    requests[policy.name] = self._refreshed(memory.requests[policy.name], turn)
+                if cycle.token is not None and policy.name in memory.requests:
+                    requests[policy.name] = self._refreshed(memory.requests[policy.name], cycle)
                 continue
-            given = self.gather(policy, turn, memory)
+            given = self.gather(policy, cycle, memory)
             result = decide_scaled(given)
             self.reports[policy.name] = ScaledReport(policy, result)
-            if turn.token is None or result.state.desired is None:
+            if cycle.token is None or result.state.desired is None:
                 continue
             decision_id = memory.requests[policy.name].decision_id if policy.name in memory.requests else ""
             record: decision_pb2.Decision | None = None
@@ -77,17 +77,17 @@ class ScaledRunner:
                 record = self.writer.record(
                     result.draft,
                     given,
-                    turn,
+                    cycle,
                     revisions=self.fleet.revisions(),
-                    etags=turn.snapshot.etags(None, (policy,)),
+                    etags=cycle.snapshot.etags(None, (policy,)),
                 )
                 records.append(record)
                 log.info("decided", service=policy.name, decision=record.decision_id, reason=record.reason)
                 if record.kind == decision_pb2.DECISION_KIND_SCALE:
                     decision_id = record.decision_id
-                    self._supersede(policy.name, record, open_records, turn)
-            created_s = self._created_s(policy.name, decision_id, record, memory, turn)
-            request = self._request(policy, result.state.desired, decision_id, created_s, turn)
+                    self._supersede(policy.name, record, open_records, cycle)
+            created_s = self._created_s(policy.name, decision_id, record, memory, cycle)
+            request = self._request(policy, result.state.desired, decision_id, created_s, cycle)
             requests[policy.name] = request
             if result.state != memory.scaled.get(policy.name):
                 commands.append(memory.scaled_state_command(policy.name, result.state))
@@ -95,16 +95,16 @@ class ScaledRunner:
         commands += [memory.request_command(request) for request in requests.values()]
         records = [*open_records.values(), *records]
         if records or commands:
-            await self.writer.commit(turn, records=records, commands=commands)
+            await self.writer.commit(cycle, records=records, commands=commands)
         memory.scaled.update(states)
         memory.requests.update(requests)
 
-    def _refreshed(self, request: scheduler_pb2.ScalingRequest, turn: Turn) -> scheduler_pb2.ScalingRequest:
+    def _refreshed(self, request: scheduler_pb2.ScalingRequest, cycle: Cycle) -> scheduler_pb2.ScalingRequest:
         """The last request of a held service, valid for longer and otherwise unchanged."""
         refreshed = scheduler_pb2.ScalingRequest()
         refreshed.CopyFrom(request)
-        refreshed.fencing.CopyFrom(turn.fencing())
-        refreshed.expire_time.CopyFrom(timestamp_of(turn.now_s + self.expiry_s))
+        refreshed.fencing.CopyFrom(cycle.fencing())
+        refreshed.expire_time.CopyFrom(timestamp_of(cycle.now_s + self.expiry_s))
         return refreshed
 
     def forget(self, names: set[str]) -> None:
@@ -112,17 +112,17 @@ class ScaledRunner:
         for name in sorted(set(self.reports) - names):
             del self.reports[name]
 
-    def gather(self, policy: ServicePolicy, turn: Turn, memory: Memory) -> ScaledInput:
+    def gather(self, policy: ServicePolicy, cycle: Cycle, memory: EngineState) -> ScaledInput:
         """The core's input for this service now."""
         listed = self.fleet.replicas_of(policy.name)
-        views = {key.role: view for key, view in turn.observed.roles.items() if key.service == policy.name}
-        front = turn.observed.fronts.get(policy.name)
+        views = {key.role: view for key, view in cycle.observed.roles.items() if key.service == policy.name}
+        front = cycle.observed.fronts.get(policy.name)
         state = memory.scaled.get(policy.name, ScaledState())
         if state.desired is not None and not _same_roles(policy, state.desired):
             # The policy's roles were changed: counts of roles that are gone do not apply to new ones.
             state = ScaledState()
         return ScaledInput(
-            now_s=turn.now_s,
+            now_s=cycle.now_s,
             policy=policy,
             views=tuple(views[spec.role] for spec in policy.spec.roles if spec.role in views),
             front=front if front is not None else FrontDoor(),
@@ -132,7 +132,7 @@ class ScaledRunner:
         )
 
     def _request(
-        self, policy: ServicePolicy, desired: RoleCounts, decision_id: str, created_s: float, turn: Turn
+        self, policy: ServicePolicy, desired: RoleCounts, decision_id: str, created_s: float, cycle: Cycle
     ) -> scheduler_pb2.ScalingRequest:
         return request_to_proto(
             scaling_request(
@@ -140,10 +140,10 @@ class ScaledRunner:
                 desired,
                 decision_id=decision_id,
                 created_s=created_s,
-                expires_s=turn.now_s + self.expiry_s,
+                expires_s=cycle.now_s + self.expiry_s,
                 replica_revisions=self.fleet.revisions(),
                 writer=keys.POLICY_ENGINE,
-                token=turn.token or 0,
+                token=cycle.token or 0,
             )
         )
 
@@ -152,8 +152,8 @@ class ScaledRunner:
         service: str,
         decision_id: str,
         record: decision_pb2.Decision | None,
-        memory: Memory,
-        turn: Turn,
+        memory: EngineState,
+        cycle: Cycle,
     ) -> float:
         """When the requested counts were decided: a request that is only refreshed keeps its place in the queue."""
         if record is not None and record.decision_id == decision_id:
@@ -161,14 +161,14 @@ class ScaledRunner:
         before = memory.requests.get(service)
         if before is not None and before.decision_id == decision_id and before.HasField("create_time"):
             return seconds_of(before.create_time)
-        return turn.now_s
+        return cycle.now_s
 
     def _supersede(
         self,
         service: str,
         record: decision_pb2.Decision,
         open_records: dict[str, decision_pb2.Decision],
-        turn: Turn,
+        cycle: Cycle,
     ) -> None:
         """Close the service's earlier decisions whose outcome is open or denied."""
         for earlier in self.log.newest(subject=service, count=20):
@@ -181,11 +181,11 @@ class ScaledRunner:
                 open_records[earlier.decision_id] = with_outcome(
                     current,
                     decision_pb2.OUTCOME_STATE_SUPERSEDED,
-                    now_s=turn.now_s,
+                    now_s=cycle.now_s,
                     detail=f"by {record.decision_id}",
                 )
 
-    async def _outcomes(self, memory: Memory, turn: Turn) -> dict[str, decision_pb2.Decision]:
+    async def _outcomes(self, memory: EngineState, cycle: Cycle) -> dict[str, decision_pb2.Decision]:
         """New outcomes of the decisions in force, from the pre-scheduler's results."""
         changed: dict[str, decision_pb2.Decision] = {}
         self.refused_results = {}
@@ -202,11 +202,11 @@ class ScaledRunner:
                 continue
             state, detail = self._outcome_of(service, result, memory)
             if (state, detail) != (record.outcome.state, record.outcome.detail) and _may_follow(record, state):
-                changed[record.decision_id] = with_outcome(record, state, now_s=turn.now_s, detail=detail)
+                changed[record.decision_id] = with_outcome(record, state, now_s=cycle.now_s, detail=detail)
         return changed
 
     def _outcome_of(
-        self, service: str, result: scheduler_pb2.ScalingResult, memory: Memory
+        self, service: str, result: scheduler_pb2.ScalingResult, memory: EngineState
     ) -> tuple[decision_pb2.OutcomeState.ValueType, str]:
         if result.outcome == scheduler_pb2.SCHEDULING_OUTCOME_DENIED:
             constraint = scheduler_pb2.BindingConstraint.Name(result.binding_constraint)
@@ -222,7 +222,7 @@ class ScaledRunner:
             name = "placed"
         return decision_pb2.OUTCOME_STATE_PENDING, f"{name}; not all replicas are ready yet"
 
-    def _reached(self, service: str, memory: Memory) -> bool:
+    def _reached(self, service: str, memory: EngineState) -> bool:
         state = memory.scaled.get(service)
         if state is None or state.desired is None:
             return False
@@ -234,7 +234,7 @@ class ScaledRunner:
         )
 
 
-def _held(policy: ServicePolicy, memory: Memory) -> ScaledReport:
+def _held(policy: ServicePolicy, memory: EngineState) -> ScaledReport:
     """The report of a service of which a record cannot be read: nothing is decided, its last request stays in force."""
     state = memory.scaled.get(policy.name, ScaledState())
     request = memory.requests.get(policy.name)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from policy_engine.core.arena import ReplicaFacts
-from policy_engine.core.members import MemberMemory
-from policy_engine.core.overlay import OverlayReplica, Resident
-from policy_engine.core.pool import Barred, PoolState, UnderWay
-from policy_engine.core.scaled import RoleReplicas, ScaledState
-from policy_engine.core.stabilise import History
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.decide import Barred, PoolState, UnderWay
+from policy_engine.core.pool.gpu_layout import OverlayReplica, Resident
+from policy_engine.core.pool.members import MemberMemory
+from policy_engine.core.pool.pool_candidates import ReplicaFacts
+from policy_engine.core.scaled.decide import RoleReplicas, ScaledState
+from policy_engine.core.scaled.stabilise import History
+from policy_engine.core.shared.vocabulary import MemberKey
 from policy_engine.shell import legacy
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.store.v1 import engine_pb2

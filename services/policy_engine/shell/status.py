@@ -1,10 +1,10 @@
-"""GetStatus: every service, pool and cluster as of the last turn."""
+"""GetStatus: every service, pool and cluster as of the last cycle."""
 
 from __future__ import annotations
 
 from policy_engine.core.decision import role_value
-from policy_engine.core.reports import MemberReport
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.reports import MemberReport
+from policy_engine.core.shared.vocabulary import MemberKey
 from policy_engine.shell.engine import Engine
 from policy_engine.shell.pools import PoolReport
 from trimtab.api.common.v1 import types_pb2
@@ -15,14 +15,14 @@ from trimtab.domain.measurement import measurement_to_proto
 from trimtab.domain.pool import Gpu, OverlayReplica
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
 from trimtab.domain.time import timestamp_of
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
-from trimtab.words import Role
 
 
 def status(engine: Engine) -> policy_pb2.GetStatusResponse:
-    """The answer to GetStatus. Desired counts and Z are of the last turn, replicas of now."""
+    """The answer to GetStatus. Desired counts and Z are of the last cycle, replicas of now."""
     response = policy_pb2.GetStatusResponse(leader=engine.lease.held)
-    response.as_of.CopyFrom(timestamp_of(engine.last_turn_s))
+    response.as_of.CopyFrom(timestamp_of(engine.last_cycle_s))
     response.fencing.CopyFrom(types_pb2.Fencing(writer=keys.POLICY_ENGINE, token=engine.known_token))
     members = {
         (report.pool.name, member.key): member
@@ -62,7 +62,7 @@ def _roles(
                 if pooled is not None and bool(replica.pool) is not pooled:
                     continue
                 role.routable += replica.routable
-                role.replicas[types_pb2.LifeCycle.Name(types_pb2.LifeCycle.ValueType(replica.life_cycle.number))] += 1
+                role.replicas[replica.life_cycle.proto_name] += 1
         view = engine.last_observed.roles.get(MemberKey(policy.name, spec.role), RoleSignals(role=spec.role))
         role.decode_tps.CopyFrom(measurement_to_proto(view.decode_tps))
         role.prefill_tps.CopyFrom(measurement_to_proto(view.prefill_tps))

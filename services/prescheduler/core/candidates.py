@@ -18,7 +18,7 @@ from prescheduler.core.packing import Need, Share, pack
 from prescheduler.core.tree import IntArray
 from trimtab.domain.placement import SubgroupClass
 from trimtab.domain.scaling import ScalingRequest
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from prescheduler.core.tree import IntArray, Tree
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import TopologyLevel
+from trimtab.domain.vocabulary import TopologyLevel
 
 CLASSES = len(SubgroupClass)
 

@@ -7,7 +7,7 @@ import numpy as np
 from prescheduler.core.model import LEVELS
 from prescheduler.core.tree import Tree
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import TopologyLevel
+from trimtab.domain.vocabulary import TopologyLevel
 
 
 @dataclass(frozen=True, kw_only=True)

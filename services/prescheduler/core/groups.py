@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prescheduler.core.model import ROLE_ORDER, ClusterInventory, DeploymentGroup
 from prescheduler.core.tree import Tree
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9-]+")
 

@@ -6,7 +6,7 @@ from prescheduler.core.model import ClusterInventory, ScaledReplica
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.operation import Operation, OperationState, StepKind
 from trimtab.domain.replica import Replica
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 _LEAVING = frozenset({LifeCycle.DRAINING, LifeCycle.TERMINATING})
 _TAKES_AWAY = frozenset(

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.placement import GroupPlacement, SubgroupClass
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 LEVELS = (TopologyLevel.NODE, TopologyLevel.S1, TopologyLevel.S2, TopologyLevel.CLUSTER)
 """From the narrowest."""

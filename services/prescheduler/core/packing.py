@@ -16,7 +16,7 @@ from prescheduler.core.capacity import Capacity
 from prescheduler.core.model import ROLE_ORDER
 from prescheduler.core.tree import IntArray
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from math import inf
 from prescheduler.core.admission import admission, clock_text, held
 from prescheduler.core.candidates import Candidate, Search
 from prescheduler.core.capacity import Capacity
-from prescheduler.core.denial import explain
 from prescheduler.core.groups import GroupState, bound_domain, group_name, highest_class, index_groups, replica_name
 from prescheduler.core.model import (
     ROLE_ORDER,
@@ -23,13 +22,14 @@ from prescheduler.core.model import (
     Plan,
     ServiceResult,
 )
-from prescheduler.core.pacing import Pace, wait_until
 from prescheduler.core.packing import Need
+from prescheduler.core.placement_backoff import Backoff, wait_until
+from prescheduler.core.rejection import explain
 from prescheduler.core.scale_in import plan_scale_in
 from prescheduler.core.tree import Tree, build_tree
 from trimtab.domain.placement import GroupPlacement, ReplicaPlacement
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 def plan_cycle(
@@ -39,11 +39,11 @@ def plan_cycle(
     now_s: float,
     missing: Sequence[MissingCluster] = (),
     highest_tokens: Mapping[str, int] | None = None,
-    paces: Mapping[str, Pace] | None = None,
+    backoffs: Mapping[str, Backoff] | None = None,
 ) -> Plan:
     """Serve every request once. ``now_s`` is the store's clock; ``highest_tokens`` the highest fencing token by writer.
 
-    ``paces``: how often services have placed lately (``pacing``). At most one request per service. Raises
+    ``backoffs``: how often services have placed lately (``pacing``). At most one request per service. Raises
     ``InventoryError`` when a node table contradicts itself.
     """
     tree = build_tree(inventories)
@@ -54,7 +54,7 @@ def plan_cycle(
         names={replica.name for inventory in inventories for replica in inventory.replicas},
         live={item.name for inventory in inventories for item in inventory.replicas if not item.leaving},
         missing=lost,
-        paces=paces or {},
+        backoffs=backoffs or {},
         now_s=now_s,
     )
     results = []
@@ -77,7 +77,7 @@ class _Cycle:
     names: set[str]
     live: set[str]
     missing: tuple[MissingCluster, ...]
-    paces: Mapping[str, Pace]
+    backoffs: Mapping[str, Backoff]
     now_s: float
     ordinals: dict[tuple[str, Role], int] = field(default_factory=dict)
 
@@ -113,7 +113,7 @@ def _serve(cycle: _Cycle, request: ScalingRequest) -> ServiceResult:
     present = {item.role: sum(group.count(item.role) for group in groups) for item in roles}
     changes = _Changes()
     wanted = {item.role: max(0, item.replicas - present[item.role]) for item in roles}
-    pace = wait_until(cycle.paces, request.service, request.decision_id, cycle.now_s)
+    pace = wait_until(cycle.backoffs, request.service, request.decision_id, cycle.now_s)
     if any(wanted.values()) and pace is not None and not pace.replicas <= cycle.live:
         times = "once" if pace.placements == 1 else f"{pace.placements} times"
         return held(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from prescheduler.core.groups import GroupState
 from prescheduler.core.model import ROLE_ORDER
 from trimtab.domain.placement import ScaleIn
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 GroupKey = tuple[str, str]
 """(cluster, group)"""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from prescheduler.core.model import LEVELS, ClusterInventory
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import TopologyLevel
+from trimtab.domain.vocabulary import TopologyLevel
 
 IntArray = npt.NDArray[np.int64]
 MaskArray = npt.NDArray[np.uint64]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
-from prescheduler.shell.ledger import Ledger
+from prescheduler.shell.records import Records
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.rpc.run import ServiceContext
 from trimtab.store.errors import StoreUnavailable
@@ -17,16 +17,16 @@ _BATCH = 100
 
 
 async def follow_cycles(
-    ledger: Ledger, publish: Callable[[scheduler_pb2.Cycle], None], context: ServiceContext
+    records: Records, publish: Callable[[scheduler_pb2.Cycle], None], context: ServiceContext
 ) -> None:
     """Publish every cycle appended from now on, until the service stops."""
     position: str | None = None
     while True:
         try:
             if position is None:
-                newest = await ledger.cycles.read_last(1)
+                newest = await records.cycles.read_last(1)
                 position = newest[-1][0] if newest else "0"
-            for entry_id, cycle in await ledger.cycles.read_after(position, _BATCH):
+            for entry_id, cycle in await records.cycles.read_after(position, _BATCH):
                 if isinstance(cycle, Refused):
                     log.warning("a stored cycle is refused, watchers do not see it", why=str(cycle))
                 else:

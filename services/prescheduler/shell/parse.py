@@ -6,8 +6,8 @@ from prescheduler.core.tree import MAX_GPUS_PER_NODE
 from trimtab.api.common.v1 import types_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.scaling import ScalingRequest, request_from_proto
+from trimtab.domain.vocabulary import MAX_ROLES
 from trimtab.rpc.validate import Violations
-from trimtab.words import MAX_ROLES
 
 MAX_REQUESTS = 10_000
 MAX_REPLICAS = 10_000

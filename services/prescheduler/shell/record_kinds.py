@@ -8,7 +8,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from prescheduler.core.model import ServiceResult
-from prescheduler.shell import wire
+from prescheduler.shell import codec
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.api.store.v1 import prescheduler_pb2
 from trimtab.store.message_codec import Form, Rules
@@ -43,15 +43,15 @@ RESULT: RecordKind[ServiceResult] = RecordKind(
             forms={
                 ServiceResult: Form(
                     message=scheduler_pb2.ScalingResult,
-                    write=lambda result, message: overwrite(message, wire.result_to_wire(result), PLACEMENT_IDS),
-                    read=lambda message: wire.result_from_wire(bare(message)),
+                    write=lambda result, message: overwrite(message, codec.result_to_wire(result), PLACEMENT_IDS),
+                    read=lambda message: codec.result_from_wire(bare(message)),
                 )
             }
         ),
     ),
     removing=SCHEDULE_RESULT.removing,
     upgrades=SCHEDULE_RESULT.upgrades,
-    legacy=lambda raw: wire.result_from_wire(result_without_schema(raw)),
+    legacy=lambda raw: codec.result_from_wire(result_without_schema(raw)),
 )
 GROUP: RecordKind[scheduler_pb2.DeploymentGroup] = RecordKind(
     name="Deployment Group",

@@ -13,14 +13,14 @@ import structlog
 
 from prescheduler.core.groups import list_groups
 from prescheduler.core.model import MissingCluster, Outcome, Plan, ServiceResult
-from prescheduler.core.pacing import Pace, note_placements
+from prescheduler.core.placement_backoff import Backoff, note_placements
 from prescheduler.core.plan import plan_cycle
-from prescheduler.core.settle import settle
+from prescheduler.core.result_choice import settle
 from prescheduler.core.tree import build_tree
-from prescheduler.shell import wire
+from prescheduler.shell import codec
 from prescheduler.shell.clusters import Clusters, View
-from prescheduler.shell.ledger import Ledger, StandingRequests
 from prescheduler.shell.metrics import Metrics
+from prescheduler.shell.records import Records, StandingRequests
 from prescheduler.shell.settings import PreSchedulerSettings
 from prescheduler.shell.writer import NotLeading, Writer
 from trimtab.api.scheduler.v1 import scheduler_pb2
@@ -57,14 +57,14 @@ class Scheduler:
         settings: PreSchedulerSettings,
         *,
         clusters: Clusters,
-        ledger: Ledger,
+        records: Records,
         lease: Lease,
         clock: StoreClock,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._clusters = clusters
-        self._ledger = ledger
+        self._records = records
         self._lease = lease
         self._clock = clock
         self._metrics = metrics
@@ -77,8 +77,8 @@ class Scheduler:
         self._refused = RefusedLog()
         self._newest: View | None = None
         self._counter = 0
-        self._writer = Writer(clusters, ledger, lease, clock, placement_ttl_s=settings.placement_ttl_s)
-        self._paces: dict[str, Pace] = {}
+        self._writer = Writer(clusters, records, lease, clock, placement_ttl_s=settings.placement_ttl_s)
+        self._backoffs: dict[str, Backoff] = {}
 
     # The beat
 
@@ -103,7 +103,7 @@ class Scheduler:
 
     async def _read_standing(self) -> StandingRequests | None:
         try:
-            return await self._ledger.read_requests()
+            return await self._records.read_requests()
         except StoreUnavailable as error:
             self._failed("store", error)
             return None
@@ -174,7 +174,7 @@ class Scheduler:
     ) -> Report:
         started = time.monotonic()
         view = await self._look()
-        held = self._ledger.held()
+        held = self._records.held()
         waiting = [item for item in requests if item.service in held]
         requests = [item for item in requests if item.service not in held]
         for writer, token in (tokens or {}).items():
@@ -190,7 +190,7 @@ class Scheduler:
             now_s=now_s,
             missing=missing,
             highest_tokens=dict(self._highest_tokens),
-            paces=self._paces,
+            backoffs=self._backoffs,
         )
         self._metrics.plan_duration.observe(time.monotonic() - plan_started)
         results = [
@@ -217,8 +217,8 @@ class Scheduler:
             self._seen[group.cluster] |= {group.service}
         plan, accepted = await self._writer.apply(report.plan, report.view)
         if standing:
-            self._paces = note_placements(
-                self._paces, plan, now_s=self._clock.now_s(), first_wait_s=self._settings.retry_placement_s
+            self._backoffs = note_placements(
+                self._backoffs, plan, now_s=self._clock.now_s(), first_wait_s=self._settings.retry_placement_s
             )
         self._metrics.count(plan)
         self._metrics.silent_clusters.set(len(report.view.silent))
@@ -233,16 +233,16 @@ class Scheduler:
         """At the start of a term, read what earlier leaders wrote; later, what could not be read then."""
         token = self._writer.token()
         if self._loaded_for != token:
-            await self._ledger.load()
+            await self._records.load()
             self._loaded_for = token
         else:
-            await self._ledger.look_again()
-        refused = self._ledger.refused()
+            await self._records.look_again()
+        refused = self._records.refused()
         self._refused.show(refused)
         self._metrics.show_refused(refused)
 
     def _missing(self, view: View) -> tuple[MissingCluster, ...]:
-        stored = self._ledger.services_by_cluster() if view.silent else {}
+        stored = self._records.services_by_cluster() if view.silent else {}
         found = []
         for cluster, error in sorted(view.silent.items()):
             services = self._seen.get(cluster, stored.get(cluster))
@@ -262,18 +262,18 @@ class Scheduler:
         pending: Sequence[GroupPlacement],
         standing: bool,
     ) -> None:
-        before = self._ledger.results
+        before = self._records.results
         settled = {item.service: settle(before.get(item.service), item) for item in plan.results}
         changed = any(
-            before.get(service) != result and not self._ledger.refused_result(service)
+            before.get(service) != result and not self._records.refused_result(service)
             for service, result in settled.items()
         )
         acted = any(item.groups for item in plan.results)
-        silent, held = frozenset(view.silent), self._ledger.held()
+        silent, held = frozenset(view.silent), self._records.held()
         noteworthy = changed or acted or silent != self._last_silent or held != self._last_held
         reachable = [item.cluster for item in view.inventories]
         groups = await asyncio.to_thread(lambda: list_groups(build_tree(view.inventories), view.inventories))
-        await self._ledger.write_cycle(
+        await self._records.write_cycle(
             self._writer.token(),
             results=settled if standing else {},
             standing=[item.service for item in plan.results] if standing else None,
@@ -292,7 +292,7 @@ class Scheduler:
         return scheduler_pb2.Cycle(
             cycle_id=f"c-{round(now_s * 1000):x}-{self._counter}",
             cycle_time=timestamp_of(now_s),
-            results=[wire.result_to_wire(item) for item in plan.results],
+            results=[codec.result_to_wire(item) for item in plan.results],
             unreachable_clusters=[
                 scheduler_pb2.UnreachableCluster(cluster=name, error=view.silent[name]) for name in sorted(view.silent)
             ],

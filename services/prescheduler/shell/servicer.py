@@ -8,9 +8,9 @@ from typing import Any
 from prescheduler.core.domains import list_domains
 from prescheduler.core.groups import list_groups
 from prescheduler.core.tree import build_tree
-from prescheduler.shell import wire
-from prescheduler.shell.ledger import Ledger
+from prescheduler.shell import codec
 from prescheduler.shell.parse import parse_schedule
+from prescheduler.shell.records import Records
 from prescheduler.shell.scheduler import Scheduler
 from trimtab.api.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from trimtab.domain.scaling import ScalingRequest
@@ -21,7 +21,7 @@ from trimtab.rpc.watch import WatchHub
 from trimtab.store.errors import CorruptEntry
 from trimtab.store.lease import Lease
 from trimtab.store.records import Refused
-from trimtab.waiting import to_its_end
+from trimtab.tasks import to_its_end
 
 SERVICE_NAME = "trimtab.scheduler.v1.PreSchedulerService"
 MAX_PAGE_SIZE = 1000
@@ -32,10 +32,10 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
     """Parses, asks the scheduler, answers. Reads are served by every process, writes by the leader."""
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, lease: Lease, hub: "WatchHub[scheduler_pb2.WatchCyclesResponse]"
+        self, scheduler: Scheduler, records: Records, lease: Lease, hub: "WatchHub[scheduler_pb2.WatchCyclesResponse]"
     ) -> None:
         self._scheduler = scheduler
-        self._ledger = ledger
+        self._records = records
         self._lease = lease
         self._hub = hub
         self._answering = asyncio.Lock()
@@ -65,7 +65,7 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
     ) -> scheduler_pb2.ScheduleResponse:
         digest = hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()
         try:
-            known = await self._ledger.read_answer(request.request_id)
+            known = await self._records.read_answer(request.request_id)
         except CorruptEntry as error:
             raise FailedPrecondition("RECORD_REFUSED", str(error)) from error
         if known is not None:
@@ -76,7 +76,7 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         answer = scheduler_pb2.ScheduleResponse(cycle=cycle)
         token = self._lease.token
         if token is not None:
-            await self._ledger.write_answer(token, request.request_id, digest, answer)
+            await self._records.write_answer(token, request.request_id, digest, answer)
         return answer
 
     async def GetTopology(
@@ -89,7 +89,7 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         view = await self._scheduler.view()
         rows = list_domains(build_tree(view.inventories), request.cluster)
         return scheduler_pb2.GetTopologyResponse(
-            domains=[wire.domain_to_wire(row) for row in rows],
+            domains=[codec.domain_to_wire(row) for row in rows],
             as_of=timestamp_of(view.as_of_s),
             unreachable_clusters=[
                 scheduler_pb2.UnreachableCluster(cluster=name, error=view.silent[name])
@@ -109,7 +109,7 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         violations.raise_if_any()
         view = await self._scheduler.view()
         groups = [
-            wire.deployment_group_to_wire(group)
+            codec.deployment_group_to_wire(group)
             for group in list_groups(build_tree(view.inventories), view.inventories)
             if request.service in ("", group.service)
         ]
@@ -126,7 +126,7 @@ class PreSchedulerServicer(scheduler_pb2_grpc.PreSchedulerServiceServicer):
         """The newest cycle that is kept, then every one that did something."""
         newest = [
             scheduler_pb2.WatchCyclesResponse(cycle=cycle)
-            for _, cycle in await self._ledger.cycles.read_last(1)
+            for _, cycle in await self._records.cycles.read_last(1)
             if not isinstance(cycle, Refused)
         ]
         # The stream of cycles is read at intervals: it may bring the newest one once more.

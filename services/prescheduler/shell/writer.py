@@ -10,7 +10,7 @@ from prescheduler.core.admission import clock_text
 from prescheduler.core.model import MissingCluster, Plan
 from prescheduler.core.writes import ClusterWrite, fold_writes
 from prescheduler.shell.clusters import Clusters, View
-from prescheduler.shell.ledger import Ledger
+from prescheduler.shell.records import Records
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.placement import GroupPlacement
 from trimtab.store import keys
@@ -37,10 +37,10 @@ class Writer:
     """Writes plans under the leader's token. ``outdated`` after a write: a cluster had changed since it was asked."""
 
     def __init__(
-        self, clusters: Clusters, ledger: Ledger, lease: Lease, clock: StoreClock, *, placement_ttl_s: float
+        self, clusters: Clusters, records: Records, lease: Lease, clock: StoreClock, *, placement_ttl_s: float
     ) -> None:
         self._clusters = clusters
-        self._ledger = ledger
+        self._records = records
         self._lease = lease
         self._clock = clock
         self._placement_ttl_s = placement_ttl_s
@@ -82,7 +82,7 @@ class Writer:
         by_cluster = plan.by_cluster()
         if not by_cluster:
             return plan, []
-        await self._ledger.announce(self.token(), [group for groups in by_cluster.values() for group in groups])
+        await self._records.announce(self.token(), [group for groups in by_cluster.values() for group in groups])
         token = self.token()
         revisions = {item.cluster: item.inventory_revision for item in view.inventories}
         expire_s = self._clock.now_s() + self._placement_ttl_s
@@ -124,5 +124,5 @@ class Writer:
     async def _step_down(self, highest_token: int) -> None:
         """Give the lease up, and lift the store's counter of tokens if it is behind: it was lost or restored."""
         log.warning("fenced off by an actuator", token=self._lease.token, highest_token=highest_token)
-        await self._ledger.raise_token(highest_token)
+        await self._records.raise_token(highest_token)
         await self._lease.release()

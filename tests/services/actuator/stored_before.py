@@ -27,7 +27,7 @@ from actuator.core.model import (
     Told,
 )
 from tests.unit.actuator.actuator_fleet_model import parts
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 BYTES: dict[str, dict[str, str]] = json.loads(
     (Path(__file__).parent / "data" / "records-of-schema-1.json").read_text(encoding="utf-8")

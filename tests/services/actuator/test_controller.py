@@ -78,7 +78,7 @@ async def controlled(*, interval_s: float, now_s: Callable[[], float]) -> AsyncI
         lease=OwnLease(),
         records=records,
         observer=SimpleNamespace(complete=True, world=lambda _busy: world),
-        publisher=Publisher(cluster="local", sight=lambda _name: None),
+        publisher=Publisher(cluster="local", probe=lambda _name: None),
         routing=StreamRouting(cluster="local", lease_s=3.0),
         metrics=ActuatorMetrics(CollectorRegistry()),
         limits=LIMITS,

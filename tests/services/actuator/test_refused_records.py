@@ -14,7 +14,7 @@ from actuator.core.admission_pool import PoolRequest, apply_pool_state
 from actuator.core.fencing import Refused
 from actuator.core.model import Meta, Operation, OperationKind, OperationState, Pool, Replica, State
 from actuator.core.refused import RefusedKind
-from actuator.core.world import Listed, RunState, Sight, World
+from actuator.core.world import Listed, ProbeResult, RunState, World
 from actuator.shell.controller import Controller, ControllerParts
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
@@ -22,16 +22,15 @@ from actuator.shell.records import Records
 from actuator.shell.routing import StreamRouting
 from tests.services.actuator.controller_helpers import counted, eventually
 from tests.unit.actuator.actuator_fleet_model import parts
-from tests.unit.actuator.actuator_rig import LIMITS, spec
+from tests.unit.actuator.actuator_rig import LIMITS, overlay_of, spec
 from trimtab.api.store.v1 import actuator_pb2 as store_pb
-from trimtab.domain.member import MemberKey
-from trimtab.domain.pool import DesiredPool, OverlayReplica
+from trimtab.domain.pool import DesiredPool
+from trimtab.domain.vocabulary import LifeCycle
 from trimtab.rpc.errors import Unavailable
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.lease import StoreLease
 from trimtab.store.records import seal, unseal
-from trimtab.words import LifeCycle
 
 NAME = keys.actuator("local")
 SPEC = spec("a-0", 0)
@@ -75,11 +74,7 @@ REQUEST = PoolRequest(
     desired=DesiredPool(
         pool="p",
         state_revision=4,
-        overlay=(
-            OverlayReplica(
-                SPEC.replica, MemberKey(SPEC.service, SPEC.role), SPEC.model, SPEC.profile, SPEC.node, SPEC.gpu_indices
-            ),
-        ),
+        overlay=overlay_of([SPEC]),
         awake=(),
         floors=(),
         budget_gpus=1,
@@ -104,7 +99,7 @@ class Cluster:
             lease=self.lease,
             records=self.records,
             observer=SimpleNamespace(complete=True, world=lambda _busy: self.world(), look_soon=lambda: None),
-            publisher=Publisher(cluster="local", sight=lambda _name: None),
+            publisher=Publisher(cluster="local", probe=lambda _name: None),
             routing=StreamRouting(cluster="local", lease_s=3.0),
             metrics=ActuatorMetrics(self.registry),
             limits=LIMITS,
@@ -116,8 +111,8 @@ class Cluster:
     def world(self) -> World:
         self.steps += 1
         listed = Listed(**parts(SPEC), address="http://a-0", run_state=RunState.RUNNING)
-        sight = Sight(as_of_s=self.now_s, healthy=True, sleeping=False, in_flight=0)
-        return World(listed={"a-0": listed}, listed_as_of_s=self.now_s, sights={"a-0": sight})
+        probe = ProbeResult(as_of_s=self.now_s, healthy=True, sleeping=False, in_flight=0)
+        return World(listed={"a-0": listed}, listed_as_of_s=self.now_s, probes={"a-0": probe})
 
     async def raw(self, kind: RefusedKind) -> bytes | None:
         key, field, _ = WHERE[kind]

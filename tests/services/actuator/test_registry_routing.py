@@ -14,11 +14,11 @@ from actuator.shell.routing import StreamRouting
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import spec
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
+from trimtab.domain.vocabulary import LifeCycle
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff, StoreUnavailable
 from trimtab.store.registry import EndpointRegistry
-from trimtab.words import LifeCycle
 
 LEASE_S, GRACE_S = 3.0, 6.0
 ACTIVE = Replica(
@@ -145,13 +145,13 @@ async def test_of_two_ways_the_later_word_counts(rig: Rig) -> None:
     await rig.say("g", 101)
     await rig.look()
     late = Gateway(gateway="g", lease_until_s=rig.now_s + LEASE_S, acknowledged_revision=100)
-    rig.stream.hear(late, sequence=rig.sequence - 1, now_s=rig.now_s)
+    rig.stream.take_acknowledgement(late, sequence=rig.sequence - 1, now_s=rig.now_s)
     assert rig.awaited() == []
-    rig.stream.hear(late, sequence=rig.sequence + 1, now_s=rig.now_s)
+    rig.stream.take_acknowledgement(late, sequence=rig.sequence + 1, now_s=rig.now_s)
     assert rig.awaited() == ["g"]
     rig.now_s += LEASE_S + 1.0
     again = replace(late, lease_until_s=rig.now_s + LEASE_S, acknowledged_revision=101)
-    rig.stream.hear(again, sequence=1, now_s=rig.now_s)
+    rig.stream.take_acknowledgement(again, sequence=1, now_s=rig.now_s)
     assert rig.routing.heard()["g"] == again, "one that starts anew by a clock behind is heard when its lease was over"
 
 

@@ -25,7 +25,7 @@ from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.config.settings import SettingsError, load_settings
 from trimtab.domain.dialects.dcgm import read_gpu_memory
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 PAGE = """\
 # TYPE vllm:num_requests_running gauge
@@ -143,8 +143,8 @@ async def test_a_server_without_sleep_routes_is_reported_as_such(serve: Callable
     outcome = await Doer(client)(ActionKind.SLEEP, address)
     assert (outcome.ok, outcome.permanent) == (False, True)
     assert "VLLM_SERVER_DEV_MODE=1" in outcome.error
-    sight = await look(client, address, now_s=1.0, misses=0)
-    assert (sight.healthy, sight.sleeping, sight.in_flight) == (True, None, 0)
+    probe = await look(client, address, now_s=1.0, misses=0)
+    assert (probe.healthy, probe.sleeping, probe.in_flight) == (True, None, 0)
 
 
 async def test_a_sleep_without_an_answer_may_still_happen(
@@ -251,8 +251,8 @@ async def test_a_canary_asks_for_the_served_model_when_none_is_known(serve: Call
 async def test_a_pause_is_not_a_sleep(serve: Callable, client: VllmClient) -> None:
     server = OldVllm()
     server.paused = True
-    sight = await look(client, await serve(server.handle), now_s=1.0, misses=2)
-    assert (sight.sleeping, sight.paused, sight.misses) == (True, True, 0)
+    probe = await look(client, await serve(server.handle), now_s=1.0, misses=2)
+    assert (probe.sleeping, probe.paused, probe.misses) == (True, True, 0)
 
 
 async def test_nothing_listening_and_no_answer_are_told_apart(
@@ -301,10 +301,10 @@ async def test_a_hung_server_delays_no_other(serve: Callable, tmp_path: Path, ev
     task = asyncio.create_task(observer.run(stopping))
     await eventually(lambda: good.calls.count("GET /health") >= 2, what="a second look at the good one")
     assert hung.calls.count("GET /health") == 1, "still awaited, and never asked twice at once"
-    assert observer.sight("good").healthy
+    assert observer.probe("good").healthy
     assert not observer.complete, "the hung one has not been looked at yet"
     await eventually(lambda: observer.complete)
-    assert not observer.sight("hung").healthy
+    assert not observer.probe("hung").healthy
     stopping.set()
     await task
     await client.close()
@@ -376,7 +376,7 @@ async def test_a_look_that_is_wanted_while_another_is_under_way_follows_it_at_on
     looking.observer.look_soon()
     await asyncio.sleep(0.05)
     looking.may_answer.set()
-    assert await eventually(lambda: looking.observer.sight("a-0").as_of_s > wanted_s)
+    assert await eventually(lambda: looking.observer.probe("a-0").as_of_s > wanted_s)
 
 
 async def test_a_look_that_is_wanted_soon_does_not_wait_for_a_slow_backend(
@@ -385,7 +385,7 @@ async def test_a_look_that_is_wanted_soon_does_not_wait_for_a_slow_backend(
     looking.backend.may_answer.clear()
     wanted_s = looking.now_s()
     looking.observer.look_soon()
-    assert await eventually(lambda: looking.observer.sight("a-0").as_of_s > wanted_s)
+    assert await eventually(lambda: looking.observer.probe("a-0").as_of_s > wanted_s)
 
 
 async def test_a_list_from_before_a_deletion_does_not_bring_the_replica_back(

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from actuator.core.model import State
-from actuator.core.world import Listed, RunState, Sight, World
+from actuator.core.world import Listed, ProbeResult, RunState, World
 from actuator.shell.controller import Controller, ControllerParts
 from actuator.shell.metrics import ActuatorMetrics
 from actuator.shell.publisher import Publisher
@@ -79,7 +79,7 @@ class Cluster:
             lease=self.lease,
             records=self.records,
             observer=SimpleNamespace(complete=True, world=lambda _busy: self.world),
-            publisher=Publisher(cluster="local", sight=lambda _name: None),
+            publisher=Publisher(cluster="local", probe=lambda _name: None),
             routing=StreamRouting(cluster="local", lease_s=TTL_S),
             metrics=ActuatorMetrics(CollectorRegistry()),
             limits=LIMITS,
@@ -114,8 +114,8 @@ class Cluster:
     def a_server_appears(self) -> None:
         """So that the next step has something to write."""
         listed = Listed(**parts(spec("a-0", 0)), address="http://a-0", run_state=RunState.RUNNING)
-        sight = Sight(as_of_s=NOW_S, healthy=True, sleeping=False)
-        self.world = World(listed={"a-0": listed}, listed_as_of_s=NOW_S, sights={"a-0": sight})
+        probe = ProbeResult(as_of_s=NOW_S, healthy=True, sleeping=False)
+        self.world = World(listed={"a-0": listed}, listed_as_of_s=NOW_S, probes={"a-0": probe})
 
 
 @asynccontextmanager

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from metrics_collector.core.samples import SAMPLE_SIGNALS, EncodedSample, Rows, encode, identity
-from metrics_collector.core.schema import COUNTER_COLUMN, Counter, schema_of
+from metrics_collector.core.schema import COUNTER_COLUMN, schema_of
 from metrics_collector.core.targets import RoleKey
 from metrics_collector.shell.archive import PREVIOUS, Archive
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.role_window import RoleWindow, SignalSums
-from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.signals import Counter, Latency, Signal
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
 from trimtab.store.client import Store
-from trimtab.words import Role
 
 BOUNDS = (*(float(number) for number in range(1, 22)), math.inf)
 WIDE = schema_of(tuple((latency, BOUNDS) for latency in Latency))

@@ -12,15 +12,15 @@ import pytest
 import trustme
 from aiohttp import web
 
-from metrics_collector.core.dialects import load_dialects
-from metrics_collector.core.load import read_load
+from metrics_collector.core.scrape_load import read_load
 from metrics_collector.core.targets import Target
 from metrics_collector.shell.answer import DownError, RefusedError
 from metrics_collector.shell.client import ClientRules, Gzip, TargetClient
 from metrics_collector.shell.request import Place, RequestHeads, TokenFile, tls_context
-from metrics_collector.shell.rules import RulesByService
+from metrics_collector.shell.scrape_config import ScrapeConfigs
 from metrics_collector.shell.settings import CollectorSettings
 from trimtab.api.common.v1 import types_pb2
+from trimtab.config.dialects import load_dialects
 from trimtab.errors import StartupError
 
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -415,7 +415,7 @@ async def test_a_new_token_is_sent_as_soon_as_its_file_has_it(page_server, tmp_p
     path = tmp_path / "token"
     path.write_text("first\n")
     settings = CollectorSettings.model_validate({"scrape_token_file": path, "filter_pages": False})
-    rules = RulesByService(settings, load_dialects())
+    rules = ScrapeConfigs(settings, load_dialects())
     with fetching(server.url, rules=rules.of(anybody(server.url))) as fetcher:
         await fetcher.fetch()
         path.write_text("second")

@@ -12,18 +12,18 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageReader
-from metrics_collector.core.rounds import ClosedSlice, close_slice, slices_of
 from metrics_collector.core.schedule import MOST_SPREAD, SPREADS
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
+from metrics_collector.core.window_close import ClosedSlice, close_slice, slices_of
 from metrics_collector.shell.metrics import ScrapeMetrics
-from metrics_collector.shell.rules import RulesByService
+from metrics_collector.shell.scrape_config import ScrapeConfigs
 from metrics_collector.shell.scraper import Scraper
 from metrics_collector.shell.settings import CollectorSettings
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.config.dialects import load_dialects
 
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
@@ -34,7 +34,7 @@ async def scraping(**overrides: object) -> AsyncIterator[Scraper]:
     settings = CollectorSettings.model_validate(
         {"scrape_interval_s": 0.1, "scrape_timeout_s": 0.08, "window_s": 0.5, "filter_pages": False} | overrides
     )
-    rules = RulesByService(settings, load_dialects())
+    rules = ScrapeConfigs(settings, load_dialects())
     reader = PageReader(load_dialects())
     scraper = Scraper(settings, rules.of, reader, ScrapeMetrics(CollectorRegistry()), now_s=time.time)
     stopping = asyncio.Event()
@@ -197,7 +197,7 @@ def judged(scraper: Scraper) -> ClosedSlice:
         scraper.table,
         part,
         Window(start_s=end_s - scraper.settings.window_s, end_s=end_s),
-        states=[scraper.statuses[name].failure for name in part.roster.target_ids],
+        states=[scraper.statuses[name].failure for name in part.expected_replicas.target_ids],
         witnesses=scraper.witnesses,
         gpus=None,
         collector="c",

@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageReader
 from metrics_collector.core.samples import expand
 from metrics_collector.core.schema import SCALARS
@@ -20,6 +19,7 @@ from simulator.server.faults import Fault
 from simulator.server.server import ServerSettings, SimulatedServer
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.config.dialects import load_dialects
 from trimtab.domain.signals import Latency
 from trimtab.store import keys
 from trimtab.store.observations import signal

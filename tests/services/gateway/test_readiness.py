@@ -12,9 +12,9 @@ from gateway.shell.settings import GatewaySettings
 from tests.services.gateway.test_registry import ROUTABLE, Writer, gauge
 from trimtab.config.settings import SettingsError, load_settings
 from trimtab.domain.endpoint import Endpoint
+from trimtab.domain.vocabulary import Role
 from trimtab.store.client import Store
 from trimtab.store.embedded import EmbeddedStore
-from trimtab.words import Role
 
 CHAT = frozenset({"chat"})
 

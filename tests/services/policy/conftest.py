@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from policy_engine.shell.app import serve
+from policy_engine.shell.serve import serve
 from policy_engine.shell.settings import EngineSettings
 from tests.support.serving import ANY_PORT, bound_port
 from trimtab.api.actuator.v1 import actuator_pb2, actuator_pb2_grpc

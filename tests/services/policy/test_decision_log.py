@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from policy_engine.core.retention import RetentionLimits
+from policy_engine.core.shared.retention import RetentionLimits
 from policy_engine.shell.records import NEWS_KEPT, DecisionLog, with_outcome
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.store import keys

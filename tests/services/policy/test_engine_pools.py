@@ -393,7 +393,7 @@ async def test_a_rebalance_gives_way_to_a_hard_guard(fake_actuator, start_engine
 
 
 async def test_the_end_of_an_operation_is_taken_up_at_once(fake_actuator, start_engine):
-    """Turns come every 30 s here, and the outcome does not wait for one."""
+    """Cycles come every 30 s here, and the outcome does not wait for one."""
     patient = await start_engine(fake_actuator)
     await apply(patient, pooled("chat"), pooled("code"), pool_of(("chat", 2), ("code", 2)))
     await settled(patient, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)
@@ -414,7 +414,7 @@ async def test_the_end_of_an_operation_is_taken_up_at_once(fake_actuator, start_
 
 
 async def test_new_windows_are_decided_on_at_once(store, fake_actuator, start_engine, windows):
-    """Turns come every 30 s here: whoever is short of capacity waits for its window alone."""
+    """Cycles come every 30 s here: whoever is short of capacity waits for its window alone."""
     first = await start_engine(fake_actuator)
     await apply(first, pooled("chat"), pooled("code"), pool_of(("chat", 1), ("code", 1), gpus=3))
     await settled(first, kind=decision_pb2.DECISION_KIND_POOL_BIRTH)

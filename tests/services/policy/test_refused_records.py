@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import pytest
 
-from policy_engine.core.pool import PoolState
-from policy_engine.core.scaled import ScaledState
-from policy_engine.shell.memory import load_memory
+from policy_engine.core.pool.decide import PoolState
+from policy_engine.core.scaled.decide import ScaledState
+from policy_engine.shell.engine_state import load_engine_state
 from policy_engine.shell.replay import REPLAY_INPUT
 from policy_engine.shell.state_records import DESIRED_POOL, POOL_STATE, SCALED_STATE
 from tests.services.policy.test_engine_pools import apply, decisions_of, pool_of, pooled, until
@@ -237,7 +237,7 @@ async def test_unknown_fields_of_a_state_survive_the_running_engine(fake_actuato
 
 async def test_what_a_release_before_schema_numbers_wrote_is_taken_up(store):
     await put_old(store, "policy_engine")
-    memory = await load_memory(store)
+    memory = await load_engine_state(store)
     assert memory.refused() == []
     assert set(memory.pools) == {"shared", "fresh"}
     assert memory.pools["fresh"] == PoolState()
@@ -312,7 +312,7 @@ async def test_a_pool_that_its_actuator_holds_says_why_and_its_decision_stays_op
     fake_actuator, start_engine, windows, monkeypatch
 ):
     """Nothing came of it, and nothing was taken back: it is carried out once the actuator can read the record."""
-    monkeypatch.setattr("policy_engine.core.transition_outcome.REFUSED_PAUSE_S", 0.2)
+    monkeypatch.setattr("policy_engine.core.pool.transition_outcome.REFUSED_PAUSE_S", 0.2)
     fake_actuator.cannot_read = "shared is held: k, field a-0: is no replica; remove it with HDEL 'k' 'a-0'"
     engine = await start_engine(fake_actuator)
     await apply(engine, pooled("chat"), pooled("code"), pool_of(("chat", 2), gpus=2))

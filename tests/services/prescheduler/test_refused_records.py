@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from prescheduler.core.model import Outcome
-from prescheduler.shell.ledger import Ledger, group_field
 from prescheduler.shell.record_kinds import ANSWER, CYCLE, GROUP, RESULT
+from prescheduler.shell.records import Records, group_field
 from tests.support.records import garbage, has_unknown_field, newer, put_old, truncated, with_unknown_field
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.rpc.errors import error_reason
@@ -110,10 +110,10 @@ async def test_a_service_whose_record_cannot_be_read_is_held_until_it_can(
 async def test_a_group_that_cannot_be_read_still_says_where_its_service_is(store):
     await put_old(store, "prescheduler")
     await store.redis.hset(GROUPS, "far/batch/batch-0", b"?")
-    ledger = Ledger(store, kept_cycles=10)
-    await ledger.load()
-    assert ledger.services_by_cluster() == {"far": frozenset({"batch"}), "local": frozenset({"reason"})}
-    assert set(ledger.held()) == {"batch"}
+    records = Records(store, kept_cycles=10)
+    await records.load()
+    assert records.services_by_cluster() == {"far": frozenset({"batch"}), "local": frozenset({"reason"})}
+    assert set(records.held()) == {"batch"}
 
 
 async def test_a_refused_result_goes_with_its_request(store, store_url, start_actuator):
@@ -152,17 +152,17 @@ async def test_unknown_fields_survive_the_running_service(store, store_url, star
 
 async def test_what_a_release_before_schema_numbers_wrote_is_read(store):
     await put_old(store, "prescheduler")
-    ledger = Ledger(store, kept_cycles=10)
-    await ledger.load()
-    assert ledger.refused() == []
-    reason = ledger.results["reason"]
+    records = Records(store, kept_cycles=10)
+    await records.load()
+    assert records.refused() == []
+    reason = records.results["reason"]
     assert (reason.outcome, reason.groups[0].add[0].replica) == (Outcome.PARTIAL, "reason-p-0")
-    assert ledger.results["batch"].outcome == Outcome.UNCHANGED
-    assert ledger.services_by_cluster() == {"far": frozenset({"batch"}), "local": frozenset({"reason"})}
-    ((_, cycle),) = await ledger.cycles.read_last(5)
+    assert records.results["batch"].outcome == Outcome.UNCHANGED
+    assert records.services_by_cluster() == {"far": frozenset({"batch"}), "local": frozenset({"reason"})}
+    ((_, cycle),) = await records.cycles.read_last(5)
     assert not isinstance(cycle, Refused)
     assert (cycle.cycle_id, len(cycle.results), cycle.duration_s) == ("c-18bcfe56800-4", 2, 0.0625)
-    digest, answer = await ledger.read_answer("once")
+    digest, answer = await records.read_answer("once")
     assert (digest, answer.cycle) == (b"0123456789abcdef", cycle)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from prescheduler.shell.app import serve
+from prescheduler.shell.serve import serve
 from prescheduler.shell.settings import PreSchedulerSettings
 from tests.support.serving import ANY_PORT, bound_port
 from trimtab.api.actuator.v1 import actuator_pb2

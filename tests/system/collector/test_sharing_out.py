@@ -13,13 +13,13 @@ import grpc
 import pytest
 
 from metrics_collector.core.samples import EncodedSample
-from metrics_collector.core.schema import Counter
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.shell.archive import Archive
 from metrics_collector.shell.serve import _Collector
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.collector.v1 import collector_pb2_grpc
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.signals import Counter
 from trimtab.errors import StartupError
 from trimtab.rpc.clients import channel
 from trimtab.store import keys

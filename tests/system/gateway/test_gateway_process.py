@@ -13,7 +13,7 @@ from gateway.core.routing import Router, RoutingLimits, Stage
 from gateway.shell.dispatch import Dispatcher, NoReplica
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.domain.endpoint import Endpoint
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 ROUTABLE = actuator_pb2.ENDPOINT_STATE_ROUTABLE
 

@@ -7,8 +7,8 @@ Every action is judged at the moment when it reaches a server; what breaks an in
 from dataclasses import dataclass, field, replace
 
 from actuator.core.model import ActionKind, Limits, PlacedSpec, Placement, Spec
-from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, RunState, Sight, World
-from trimtab.words import Role
+from actuator.core.world import Action, GpuMemory, Listed, Node, Outcome, ProbeResult, RunState, World
+from trimtab.domain.vocabulary import Role
 
 STEP_S = 0.5
 START_S, FIRST_SLEEP_S, SLEEP_S, WAKE_S, MEMORY_LAG_S = 3.0, 4.0, 1.0, 1.0, 2.0
@@ -168,21 +168,21 @@ class Fleet:
                 for index in range(self.gpus)
             },
             measures_gpus=True,
-            sights={name: self._sight(name, server) for name, server in sorted(self.servers.items())},
+            probes={name: self._sight(name, server) for name, server in sorted(self.servers.items())},
             busy=busy,
         )
 
-    def _sight(self, name: str, server: Server) -> Sight:
+    def _sight(self, name: str, server: Server) -> ProbeResult:
         if not server.up(self.now_s):
-            return Sight(
+            return ProbeResult(
                 as_of_s=self.now_s, healthy=False, misses=self.misses.get(name, 0) + 1, refused=not server.silent
             )
         if server.moving is not None and server.placed.service == OLDER_RELEASE:
-            return Sight(as_of_s=self.now_s, healthy=True, error="/is_sleeping does not answer")
+            return ProbeResult(as_of_s=self.now_s, healthy=True, error="/is_sleeping does not answer")
         # It stops its scheduler first, and gives its memory up last.
         falling_asleep = server.moving is ActionKind.SLEEP and not server.asleep
         says_level = server.asleep and server.moving is None and server.placed.service != OLDER_RELEASE
-        return Sight(
+        return ProbeResult(
             as_of_s=self.now_s,
             healthy=True,
             sleeping=server.asleep or server.paused or falling_asleep,

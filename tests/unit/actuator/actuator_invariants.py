@@ -1,7 +1,7 @@
 """What may never be in the actuator's records, whatever happened. Numbers are those of the design's list."""
 
 from actuator.core.model import Gpu, OperationKind, Replica, State
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 
 def broken_by(old: State, new: State) -> list[str]:

@@ -22,7 +22,7 @@ from tests.unit.actuator.actuator_gateway_model import Gateway
 from tests.unit.actuator.actuator_invariants import broken_by
 from trimtab.domain.member import MemberKey
 from trimtab.domain.pool import DesiredPool, OverlayReplica
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 __all__ = ["LIMITS", "STEP_S", "Gateway", "Request", "Rig", "Server", "overlay_of", "spec"]
 

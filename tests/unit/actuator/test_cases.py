@@ -15,10 +15,10 @@ from actuator.core.model import Goal, Operation, OperationKind, OperationState, 
 from actuator.shell.records import Records
 from tests.unit.actuator.actuator_fleet_model import STEP_S, Request, changed
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
+from trimtab.domain.vocabulary import LifeCycle, Role
 from trimtab.store.client import Store
 from trimtab.store.errors import FencedOff
 from trimtab.store.lease import StoreLease
-from trimtab.words import LifeCycle, Role
 
 
 def stage(name: str, gpu: int, role: Role) -> PlacedSpec:

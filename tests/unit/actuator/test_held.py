@@ -16,7 +16,7 @@ from actuator.core.tick import fail_static, take_up
 from tests.unit.actuator.actuator_fleet_model import changed
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, overlay_of, spec
 from trimtab.domain.pool import DesiredPool
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
 AWAKE = ["a-0", "b-1"]

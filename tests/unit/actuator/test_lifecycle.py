@@ -7,14 +7,14 @@ import pytest
 from actuator.core import holds
 from actuator.core.endpoints import endpoint_of, gateway_requests, leased, unaware
 from actuator.core.fencing import Refused, check_expiry, check_token, remember_token
-from actuator.core.ledger import blockers
+from actuator.core.gpu_occupancy import blockers
 from actuator.core.lifecycle import TRANSITIONS, EdgeKind, ForbiddenTransition, edge, move, timeout_s
 from actuator.core.model import Gateway, Meta, Replica
 from actuator.core.world import GpuMemory, World
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
 from trimtab.domain.endpoint import EndpointState
-from trimtab.words import HoldOwner, LifeCycle
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle
 
 S, A, D, Z, R, T, F, U = (
     LifeCycle.STARTING,

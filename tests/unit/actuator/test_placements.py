@@ -12,12 +12,12 @@ from actuator.core.admission_placement import (
     pick_victims,
 )
 from actuator.core.cancelling import cancel_operation
-from actuator.core.draft import Draft
 from actuator.core.fencing import MAX_WRITERS, Refused
-from actuator.core.ledger import sharing, taken_gpus
+from actuator.core.gpu_occupancy import sharing, taken_gpus
 from actuator.core.model import OperationState, State
+from actuator.core.transaction import Transaction
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def place(rig: Rig, *groups: GroupRequest, **fields) -> PlacementAnswer:
@@ -237,7 +237,7 @@ def test_what_does_not_serve_leaves_first() -> None:
     rig = placed(0, 1, 2)
     rig.servers["r-1"].silent = True
     rig.run(3.0)
-    draft = Draft(rig.memory, rig.world(), LIMITS, rig.now_s)
+    draft = Transaction(rig.memory, rig.world(), LIMITS, rig.now_s)
     assert [victim.name for victim in pick_victims(draft, "g", Role.COLOCATED, 2)] == ["r-1", "r-0"]
 
 

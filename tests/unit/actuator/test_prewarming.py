@@ -19,7 +19,7 @@ from actuator.core.world import World
 from tests.unit.actuator.actuator_fleet_model import START_S, WAKE_S
 from tests.unit.actuator.actuator_rig import LIMITS, STEP_S, Rig, overlay_of, spec
 from trimtab.domain.pool import DesiredPool
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("a-2", 2), spec("b-0", 0), spec("b-1", 1), spec("c-0", 0)]
 SERVING = ["a-0", "a-1", "a-2"]
@@ -303,8 +303,8 @@ def test_a_server_that_would_come_up_on_more_gpus_than_are_made_free_keeps_the_o
     state, later_s = rig.memory, rig.now_s + LIMITS.prewarm_after_s
     for measured in (True, False):
         world = replace(rig.world(), measures_gpus=measured)
-        seen = {name: replace(sight, as_of_s=later_s) for name, sight in world.sights.items()}
-        opened = tick(state, replace(world, sights=seen), [], now_s=later_s, limits=LIMITS).state.operations
+        seen = {name: replace(probe, as_of_s=later_s) for name, probe in world.probes.items()}
+        opened = tick(state, replace(world, probes=seen), [], now_s=later_s, limits=LIMITS).state.operations
         assert any(o.kind is OperationKind.PREWARM for o in opened.values()) is measured
 
 

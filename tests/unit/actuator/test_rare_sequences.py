@@ -21,10 +21,10 @@ from actuator.core.model import (
     Told,
 )
 from actuator.core.tick import fail_static, tick
-from actuator.core.world import Action, Listed, Outcome, RunState, Sight, World
+from actuator.core.world import Action, Listed, Outcome, ProbeResult, RunState, World
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, Rig, spec
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
 
@@ -387,8 +387,8 @@ def test_a_server_that_could_not_be_read_is_not_shown_unproved() -> None:
     rig = Rig()
     listed = Listed(**parts(OVERLAY[0]), address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
     for error, expected in (("timed out", LifeCycle.STARTING), ("", LifeCycle.ACTIVE)):
-        sight = Sight(as_of_s=rig.now_s, healthy=True, error=error)
-        world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, sights={"a-0": sight})
+        probe = ProbeResult(as_of_s=rig.now_s, healthy=True, error=error)
+        world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, probes={"a-0": probe})
         state = tick(State(), world, [], now_s=rig.now_s, limits=LIMITS).state
         assert state.replicas["a-0"].life_cycle is expected, error
 
@@ -415,8 +415,8 @@ def test_a_paused_server_without_a_record_is_left_alone(paused: bool, expected: 
     """Woken while it falls asleep to level 2, it would answer without its weights."""
     rig = Rig()
     listed = Listed(**parts(OVERLAY[0]), address="http://a-0", run_state=RunState.RUNNING, start_time_s=1.0)
-    sight = Sight(as_of_s=rig.now_s, healthy=True, sleeping=paused, paused=paused)
-    world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, sights={"a-0": sight})
+    probe = ProbeResult(as_of_s=rig.now_s, healthy=True, sleeping=paused, paused=paused)
+    world = World(listed={"a-0": listed}, listed_as_of_s=rig.now_s, probes={"a-0": probe})
     after = tick(State(), world, [], now_s=rig.now_s, limits=LIMITS)
     assert after.state.replicas["a-0"].life_cycle is expected
     assert after.actions == ()

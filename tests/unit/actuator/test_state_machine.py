@@ -23,7 +23,7 @@ from actuator.core.fencing import Refused
 from actuator.core.model import ActionKind, Floor, Goal, OperationKind, OperationState, State, Step, StepKind
 from tests.unit.actuator.actuator_fleet_model import OLDER_RELEASE, Request, Server
 from tests.unit.actuator.actuator_rig import LIMITS, MAX_LOOK_LAG, STEP_S, Rig, spec
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1), spec("big-0", 0, 1)]
 NAMES = [item.replica for item in OVERLAY]

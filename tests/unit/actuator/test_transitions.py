@@ -6,15 +6,15 @@ from itertools import pairwise
 import pytest
 
 from actuator.core import holds
-from actuator.core.draft import Draft
 from actuator.core.fencing import Refused
-from actuator.core.ledger import awake_gpus
+from actuator.core.gpu_occupancy import awake_gpus
 from actuator.core.model import Floor, OperationKind, OperationState, State
 from actuator.core.steps import drained
 from actuator.core.tick import due_s
+from actuator.core.transaction import Transaction
 from tests.unit.actuator.actuator_fleet_model import Server, changed
 from tests.unit.actuator.actuator_rig import LIMITS, Request, Rig, spec
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 OVERLAY = [spec("a-0", 0), spec("a-1", 1), spec("b-0", 0), spec("b-1", 1)]
 WITH_TWO_GPU_MODEL = [*OVERLAY, spec("big-0", 0, 1)]
@@ -180,7 +180,7 @@ def test_a_look_from_before_the_last_acknowledgement_proves_no_idleness() -> Non
     rig = up()
     rig.apply(2, OVERLAY, ["b-0", "a-1"])
     rig.step()
-    draft = Draft(rig.memory, rig.world(), LIMITS, rig.now_s)
+    draft = Transaction(rig.memory, rig.world(), LIMITS, rig.now_s)
     step = next(s for o in draft.unfinished() for s in o.steps if s.replica == "a-0")
     early = replace(step, acknowledged_s=rig.now_s)
     late = replace(step, acknowledged_s=rig.now_s - 0.1)

@@ -21,7 +21,7 @@ from actuator.core.tick import fail_static, resume
 from actuator.core.world import World
 from tests.unit.actuator.actuator_fleet_model import parts
 from tests.unit.actuator.actuator_rig import LIMITS, spec
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 NOW_S = 1000.0
 DRAINING = Replica(

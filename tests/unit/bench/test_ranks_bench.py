@@ -18,7 +18,7 @@ from lab.suites.tre_setup import DURATION_S
 from simulator.traces.model import TraceRequest
 from simulator.traces.probes import MODELS, PROBES
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def windows(pressure: list[float]) -> Windows:

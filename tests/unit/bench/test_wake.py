@@ -12,8 +12,8 @@ import pytest
 from bench._wake_cells import DRAIN_S, FAST_S, PROFILE, Cell
 from bench._wake_timeline import Stage, Timeline, WindowSeen, cpu_waits_s, decisions_of, stages_of, windows_of
 from bench.wake import SCRAPE_S, Measured, bars, percentile
-from policy_engine.core.pool import PoolInput, PoolState
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.decide import PoolInput, PoolState
+from policy_engine.core.shared.vocabulary import MemberKey
 from policy_engine.shell.replay import encode_input
 from simulator.profiles import packaged_profiles
 from trimtab.api.actuator.v1 import actuator_pb2
@@ -22,10 +22,10 @@ from trimtab.api.common.v1 import types_pb2
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.role_signals import RoleSignals
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
 from trimtab.store.client import Store
 from trimtab.store.streams import BoundedStream
-from trimtab.words import Role
 
 SINCE_S = 1_800_000_000.0
 

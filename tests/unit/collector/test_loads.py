@@ -2,7 +2,7 @@
 
 import pytest
 
-from metrics_collector.core.loads import ReplicaLoads, ReplicaReport
+from metrics_collector.core.role_load import ReplicaLoads, ReplicaReport
 
 
 def board() -> ReplicaLoads:

@@ -17,11 +17,11 @@ from metrics_collector.core.samples import (
     schema_from,
     schema_message,
 )
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Counter, Gauge, schema_of
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, schema_of
 from metrics_collector.core.targets import RoleKey
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 CHAT = RoleKey(service="chat", role=types_pb2.ROLE_DECODE)
 TTFT = schema_of(((Latency.TTFT, (0.1, 1.0, math.inf)),))

@@ -16,7 +16,7 @@ from trimtab.config.file_sd import (
     read_file_sd,
 )
 from trimtab.config.yamlfile import MAX_YAML_BYTES, dump_yaml_documents
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def group(*addresses: str, **labels: object) -> dict[str, object]:

@@ -25,7 +25,7 @@ from trimtab.config.resources import (
     to_document,
 )
 from trimtab.config.specs import PolicyKind, RoleSpec, ServicePolicySpec, Slo
-from trimtab.words import HoldOwner, LifeCycle, Quality, Role, TopologyLevel
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Quality, Role, TopologyLevel
 
 POLICY: dict[str, Any] = {
     "apiVersion": "trimtab.dev/v1",

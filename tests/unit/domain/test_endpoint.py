@@ -11,7 +11,7 @@ from trimtab.domain.endpoint import (
     endpoint_set_from_proto,
     endpoint_set_to_proto,
 )
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def test_a_set_comes_back_as_it_was_with_services_that_have_no_endpoint() -> None:

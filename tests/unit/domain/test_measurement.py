@@ -6,7 +6,7 @@ import pytest
 
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.measurement import Measurement, measurement_from_proto, measurement_to_proto
-from trimtab.words import Quality
+from trimtab.domain.vocabulary import Quality
 
 ABSENT = (Quality.MISSING, Quality.STALE, Quality.WARMING)
 VALUE = 12.5

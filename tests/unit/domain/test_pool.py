@@ -20,7 +20,7 @@ from trimtab.domain.operation import (
 )
 from trimtab.domain.pool import DesiredPool, Floor, OverlayReplica, desired_from_proto, desired_to_proto
 from trimtab.domain.replica import Hold, Replica, replica_from_proto, replica_to_proto
-from trimtab.words import HoldOwner, LifeCycle, Role
+from trimtab.domain.vocabulary import HoldOwner, LifeCycle, Role
 
 NAMES = st.text("abc-0", max_size=4)
 COUNTS = st.integers(0, 2**31)

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from actuator.core.model import Pool as StoredPool
-from policy_engine.core.desired import desired_pool
+from policy_engine.core.pool.desired import desired_pool
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.store.v1 import actuator_pb2 as store_pb2
 from trimtab.config.resources import POOL, SERVICE_POLICY

@@ -10,7 +10,7 @@ from trimtab.domain.histogram import Histogram
 from trimtab.domain.role_merge import merge, merge_service
 from trimtab.domain.role_window import LatencySums, RoleWindow, SignalSums, role_window_from_proto, role_window_to_proto
 from trimtab.domain.signals import Latency, Signal
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 END_US = 1_700_000_000_123_456
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.core.routing import ROLES, Failure, InFlight, Router, RoutingLimits, Stage, TicketState
 from trimtab.domain.endpoint import Endpoint, EndpointState
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 ROUTABLE, DRAINING, EVICTING = EndpointState.ROUTABLE, EndpointState.DRAINING, EndpointState.EVICTING
 

@@ -4,7 +4,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.core.demand import DemandTally, ReplicaReport, until_report_s
@@ -25,6 +25,7 @@ from gateway.core.sse import (
     SentAnswer,
     event_bytes,
     events_of,
+    finish_reason_of,
     is_plain,
 )
 from simulator.core.tokens import TextCursor, text_of
@@ -161,11 +162,16 @@ def test_event_without_end_is_refused():
 
 
 @given(text=st.text())
+@example(text="abort")
+@example(text="error")
 def test_generated_text_is_never_taken_for_an_end_or_an_abort(text):
     piece = event_bytes({"choices": [{"text": text, "finish_reason": None}]})
-    if "[DONE]" not in text:
-        assert is_plain(piece)
-    assert [event["choices"][0]["text"] for event in events_of(piece)] == [text]
+    if "[DONE]" not in text and text not in ("abort", "error"):
+        assert is_plain(piece), "it need not be parsed"
+    (event,) = events_of(piece)
+    assert event["choices"][0]["text"] == text
+    assert finish_reason_of(event) is None
+    assert "error" not in event
 
 
 @pytest.mark.parametrize("piece", [b"data: {\n\n", b"data: [1]\n\n"])

@@ -2,14 +2,14 @@
 
 import pytest
 
-from policy_engine.core.arbiter import arbitrate
-from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
-from policy_engine.core.guards import GuardState
-from policy_engine.core.overlay import OverlayReplica
-from policy_engine.core.predict import power_z
-from policy_engine.core.tss import Share
-from policy_engine.core.vocabulary import ClampKind, MemberKey, Region, Rule
-from trimtab.words import LifeCycle, Role
+from policy_engine.core.pool.arbiter import arbitrate
+from policy_engine.core.pool.gpu_layout import OverlayReplica
+from policy_engine.core.pool.guards import GuardState
+from policy_engine.core.pool.pool_candidates import MemberState, PoolCandidates, ReplicaFacts
+from policy_engine.core.pool.predict import power_z
+from policy_engine.core.pool.tss import Share
+from policy_engine.core.shared.vocabulary import ClampKind, MemberKey, Region, Rule
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 
 def key(name):
@@ -25,7 +25,7 @@ def member(name, z, *, low=1, high=8, ago_s=None, soft="", hard="", priority=0, 
     return MemberState(key(name), low, high, priority, share(z, **more), GuardState(soft or hard, hard), ago_s)
 
 
-def arena(members, awake, *, gpus=4, sizes=None, facts=None, barred=(), residence_s=20.0):
+def candidates(members, awake, *, gpus=4, sizes=None, facts=None, barred=(), residence_s=20.0):
     """One node; every member has a replica on every aligned set, called like `chat-0`."""
     sizes = sizes or {}
     overlay = []
@@ -39,7 +39,7 @@ def arena(members, awake, *, gpus=4, sizes=None, facts=None, barred=(), residenc
     loads = dict.fromkeys(states, 0)
     for name, (life_cycle, load) in (facts or {}).items():
         states[name], loads[name] = life_cycle, load
-    return Arena(
+    return PoolCandidates(
         overlay=tuple(overlay),
         awake=tuple(sorted(awake)),
         members=tuple(members),
@@ -69,45 +69,45 @@ def slow(scene):
 
 
 def test_a_critical_member_takes_from_one_in_surplus():
-    verdict = fast(arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2", "code-3"}))
+    verdict = fast(candidates([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2", "code-3"}))
     assert moves(verdict) == (["code-1"], ["chat-1"])
     assert verdict.rule == Rule.RESCUE_CRITICAL
     assert [(item.donor, item.taken) for item in verdict.candidates] == [("", False), ("code", True)]
 
 
 def test_idle_gpus_come_before_donors():
-    verdict = fast(arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2"}))
+    verdict = fast(candidates([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2"}))
     assert moves(verdict) == ([], ["chat-3"])
     assert verdict.rule == Rule.RESCUE_CRITICAL
 
 
 def test_own_held_replicas_come_before_donors():
     facts = {"chat-1": (LifeCycle.DRAINING, 0)}
-    verdict = fast(arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-2", "code-3"}, facts=facts))
+    verdict = fast(candidates([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-2", "code-3"}, facts=facts))
     assert moves(verdict) == ([], ["chat-1"])
 
 
 def test_another_members_straggler_keeps_its_gpu_from_being_idle():
     facts = {"code-1": (LifeCycle.DRAINING, 3)}
-    verdict = fast(arena([member("chat", 0.4), member("code", 1.0)], {"chat-0", "code-2", "code-3"}, facts=facts))
+    verdict = fast(candidates([member("chat", 0.4), member("code", 1.0)], {"chat-0", "code-2", "code-3"}, facts=facts))
     assert moves(verdict) is None
 
 
 def test_hard_guards_preempt_lower_z():
     members = [member("chat", 0.3), member("code", 1.1, hard="TTFT"), member("idle", 3.0, idle=True)]
-    verdict = fast(arena(members, {"chat-0", "code-1", "idle-2", "idle-3"}))
+    verdict = fast(candidates(members, {"chat-0", "code-1", "idle-2", "idle-3"}))
     assert verdict.rule == Rule.RESCUE_HARD_GUARD
     assert verdict.receiver == key("code")
 
 
 def test_the_lowest_z_is_rescued_first():
     members = [member("a", 0.5), member("b", 0.2), member("c", 3.0, idle=True)]
-    assert fast(arena(members, {"a-0", "b-1", "c-2", "c-3"})).receiver == key("b")
+    assert fast(candidates(members, {"a-0", "b-1", "c-2", "c-3"})).receiver == key("b")
 
 
 def test_priority_breaks_a_tie():
     members = [member("a", 0.5), member("b", 0.5, priority=5), member("c", 3.0, idle=True)]
-    assert fast(arena(members, {"a-0", "b-1", "c-2", "c-3"})).receiver == key("b")
+    assert fast(candidates(members, {"a-0", "b-1", "c-2", "c-3"})).receiver == key("b")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_priority_breaks_a_tie():
     ],
 )
 def test_what_forbids_a_donor(donor, kind, words):
-    verdict = fast(arena([member("chat", 0.6), donor], {"chat-0", "code-1", "code-2", "code-3"}))
+    verdict = fast(candidates([member("chat", 0.6), donor], {"chat-0", "code-1", "code-2", "code-3"}))
     assert moves(verdict) is None
     assert "nothing can serve it" in verdict.holding
     left = next(item for item in verdict.candidates if item.donor == "code")
@@ -131,23 +131,25 @@ def test_what_forbids_a_donor(donor, kind, words):
 
 def test_residence_ends():
     members = [member("chat", 0.4), member("code", 4.0, ago_s=20.0)]
-    assert moves(fast(arena(members, {"chat-0", "code-1", "code-2", "code-3"}))) is not None
+    assert moves(fast(candidates(members, {"chat-0", "code-1", "code-2", "code-3"}))) is not None
 
 
 def test_a_deficit_is_not_swapped_for_another():
     """Rebalancing leaves the donor above 1; a rescue leaves it above the receiver."""
     members = [member("chat", 0.9), member("code", 1.6)]
     awake = {"chat-0", "chat-1", "code-2", "code-3"}
-    assert moves(slow(arena(members, awake))) is None  # 1.6 · 0.5^1.5 = 0.57
+    assert moves(slow(candidates(members, awake))) is None  # 1.6 · 0.5^1.5 = 0.57
     richer = [member("chat", 0.9), member("code", 3.0)]
-    assert moves(slow(arena(richer, awake))) == (["code-2"], ["chat-2"])
+    assert moves(slow(candidates(richer, awake))) == (["code-2"], ["chat-2"])
     rescue = [member("chat", 0.5), member("code", 1.6)]
-    assert moves(fast(arena(rescue, awake))) == (["code-2"], ["chat-2"])
+    assert moves(fast(candidates(rescue, awake))) == (["code-2"], ["chat-2"])
 
 
 def test_the_least_loaded_replica_is_taken():
     facts = {"code-1": (LifeCycle.ACTIVE, 7), "code-2": (LifeCycle.ACTIVE, 2), "code-3": (LifeCycle.ACTIVE, 5)}
-    scene = arena([member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2", "code-3"}, facts=facts)
+    scene = candidates(
+        [member("chat", 0.4), member("code", 4.0)], {"chat-0", "code-1", "code-2", "code-3"}, facts=facts
+    )
     assert moves(fast(scene)) == (["code-2"], ["chat-2"])
 
 
@@ -155,25 +157,25 @@ def test_a_two_gpu_wake_releases_the_pair_that_two_services_hold():
     members = [member("big", 0.3), member("a", 4.0), member("b", 4.0)]
     awake = {"big-0", "a-2", "b-3", "a-4", "a-5", "b-6", "b-7"}
     facts = dict.fromkeys(("a-4", "a-5", "b-6", "b-7"), (LifeCycle.ACTIVE, 9))
-    verdict = fast(arena(members, awake, gpus=8, sizes={"big": 2}, facts=facts))
+    verdict = fast(candidates(members, awake, gpus=8, sizes={"big": 2}, facts=facts))
     assert moves(verdict) == (["a-2", "b-3"], ["big-2"])
     assert [item.donor for item in verdict.candidates if item.taken] == ["a + b"]
 
 
 def test_one_large_release_makes_room_for_two_small_wakes():
     members = [member("small", 0.3), member("big", 5.0)]
-    verdict = fast(arena(members, {"small-0", "small-1", "big-2", "big-4", "big-6"}, gpus=8, sizes={"big": 2}))
+    verdict = fast(candidates(members, {"small-0", "small-1", "big-2", "big-4", "big-6"}, gpus=8, sizes={"big": 2}))
     assert moves(verdict) == (["big-2"], ["small-2", "small-3"])
 
 
 def test_the_second_wake_stays_below_the_ceiling():
     members = [member("small", 0.3, high=3), member("big", 5.0)]
-    verdict = fast(arena(members, {"small-0", "small-1", "big-2", "big-4", "big-6"}, gpus=8, sizes={"big": 2}))
+    verdict = fast(candidates(members, {"small-0", "small-1", "big-2", "big-4", "big-6"}, gpus=8, sizes={"big": 2}))
     assert moves(verdict) == (["big-2"], ["small-2"])
 
 
 def test_a_member_at_its_ceiling_receives_nothing():
-    verdict = fast(arena([member("chat", 0.2, high=1), member("code", 4.0)], {"chat-0", "code-1", "code-2"}))
+    verdict = fast(candidates([member("chat", 0.2, high=1), member("code", 4.0)], {"chat-0", "code-1", "code-2"}))
     assert moves(verdict) is None or verdict.receiver != key("chat")
     assert any("ceiling" in item.reason for item in verdict.candidates)
 
@@ -181,36 +183,38 @@ def test_a_member_at_its_ceiling_receives_nothing():
 def test_idle_gpus_go_to_the_lowest_z_with_demand():
     members = [member("chat", 2.0), member("code", 1.5), member("rest", 1.4, idle=True)]
     awake = {"chat-0", "code-1", "rest-2"}
-    assert moves(fast(arena(members, awake))) is None
-    verdict = slow(arena(members, awake))
+    assert moves(fast(candidates(members, awake))) is None
+    verdict = slow(candidates(members, awake))
     assert moves(verdict) == ([], ["code-3"])
     assert verdict.rule == Rule.IDLE_GPU
 
 
 def test_nobody_without_demand_gets_idle_gpus():
     members = [member("chat", 2.0, idle=True), member("code", 1.5, idle=True)]
-    assert moves(slow(arena(members, {"chat-0", "code-1"}))) is None
+    assert moves(slow(candidates(members, {"chat-0", "code-1"}))) is None
 
 
 def test_a_rescue_that_found_a_source_excludes_the_slow_loop():
     members = [member("a", 0.3), member("b", 0.9), member("c", 9.0)]
-    verdict = arbitrate(arena(members, {"a-0", "b-1", "c-2", "c-3"}), fast_due=True, slow_due=True)
+    verdict = arbitrate(candidates(members, {"a-0", "b-1", "c-2", "c-3"}), fast_due=True, slow_due=True)
     assert verdict.rule == Rule.RESCUE_CRITICAL
     assert len(verdict.transition.wakes) == 1
 
 
 def test_a_rescue_that_nothing_can_serve_does_not_hold_the_slow_loop():
     members = [member("a", 0.3, high=1), member("b", 0.9), member("c", 9.0)]
-    verdict = arbitrate(arena(members, {"a-0", "b-1", "c-2", "c-3"}), fast_due=True, slow_due=True)
+    verdict = arbitrate(candidates(members, {"a-0", "b-1", "c-2", "c-3"}), fast_due=True, slow_due=True)
     assert verdict.rule == Rule.REBALANCE
     assert verdict.receiver == key("b")
 
 
 def test_floor_repair_and_lowered_ceilings():
-    raised = fast(arena([member("chat", 2.0, low=2), member("code", 2.0)], {"chat-0", "code-1", "code-2", "code-3"}))
+    raised = fast(
+        candidates([member("chat", 2.0, low=2), member("code", 2.0)], {"chat-0", "code-1", "code-2", "code-3"})
+    )
     assert raised.rule == Rule.FLOOR_REPAIR
     assert raised.receiver == key("chat")
-    lowered = fast(arena([member("chat", 2.0, high=1), member("code", 2.0)], {"chat-0", "chat-1", "code-2"}))
+    lowered = fast(candidates([member("chat", 2.0, high=1), member("code", 2.0)], {"chat-0", "chat-1", "code-2"}))
     assert lowered.rule == Rule.BOUNDS
     assert moves(lowered) == (["chat-0"], [])
 
@@ -218,17 +222,17 @@ def test_floor_repair_and_lowered_ceilings():
 def test_lost_capacity_is_rescued_while_it_is_felt():
     facts = {"chat-0": (LifeCycle.FAILED, 0)}
     awake = {"chat-0", "chat-1", "code-2"}
-    felt = fast(arena([member("chat", 0.9), member("code", 2.0)], awake, facts=facts))
+    felt = fast(candidates([member("chat", 0.9), member("code", 2.0)], awake, facts=facts))
     assert felt.rule == Rule.RESCUE_LOST_CAPACITY
     assert moves(felt) == ([], ["chat-3"])
-    unfelt = fast(arena([member("chat", 1.5), member("code", 2.0)], awake, facts=facts))
+    unfelt = fast(candidates([member("chat", 1.5), member("code", 2.0)], awake, facts=facts))
     assert moves(unfelt) is None
 
 
 def test_a_failed_replica_does_not_count_towards_the_donors_floor():
     facts = {"code-1": (LifeCycle.FAILED, 0)}
     members = [member("chat", 0.3), member("code", 5.0, low=2)]
-    verdict = fast(arena(members, {"chat-0", "code-1", "code-2", "code-3"}, facts=facts))
+    verdict = fast(candidates(members, {"chat-0", "code-1", "code-2", "code-3"}, facts=facts))
     assert moves(verdict) is None
 
 
@@ -239,14 +243,14 @@ def test_a_wake_without_a_waiting_server_comes_before_one_with():
     """code-1 would be taken by name; but whoever takes its place has to let a waiting server start first."""
     members = [member("chat", 0.4), member("code", 4.0), member("rest", 3.0, idle=True, low=0)]
     awake = {"chat-0", "code-1", "code-2", "code-3"}
-    verdict = fast(arena(members, awake, facts={"rest-1": STARTS}))
+    verdict = fast(candidates(members, awake, facts={"rest-1": STARTS}))
     assert moves(verdict) == (["code-2"], ["chat-2"])
 
 
 def test_without_a_better_plan_a_waiting_server_starts_first():
     members = [member("chat", 0.4), member("code", 4.0), member("rest", 3.0, idle=True, low=0)]
     awake = {"chat-0", "code-1", "code-2", "code-3"}
-    verdict = fast(arena(members, awake, facts={f"rest-{n}": STARTS for n in range(4)}))
+    verdict = fast(candidates(members, awake, facts={f"rest-{n}": STARTS for n in range(4)}))
     assert moves(verdict) == (["code-1"], ["chat-1"])
     assert verdict.reason.endswith("waiting server rest-1 starts on its GPUs")
 
@@ -254,9 +258,9 @@ def test_without_a_better_plan_a_waiting_server_starts_first():
 def test_the_receivers_own_waiting_replica_is_a_wake_of_last_resort():
     awake = {"chat-0", "code-1", "code-2", "code-3"}
     members = [member("chat", 0.4), member("code", 4.0)]
-    one_sleeps = fast(arena(members, awake, facts={"chat-1": STARTS, "chat-2": STARTS}))
+    one_sleeps = fast(candidates(members, awake, facts={"chat-1": STARTS, "chat-2": STARTS}))
     assert moves(one_sleeps) == (["code-3"], ["chat-3"])
-    none_sleeps = fast(arena(members, awake, facts={f"chat-{n}": STARTS for n in (1, 2, 3)}))
+    none_sleeps = fast(candidates(members, awake, facts={f"chat-{n}": STARTS for n in (1, 2, 3)}))
     assert moves(none_sleeps) == (["code-1"], ["chat-1"])
     assert "chat-1 has to start up" in none_sleeps.reason
 
@@ -265,10 +269,10 @@ def test_no_cold_start_while_a_lost_replica_starts_again_by_itself():
     """After a restart of the whole fleet nobody takes from those that came up first."""
     facts = {"chat-0": STARTS, "chat-1": STARTS}
     members = [member("chat", 0.0), member("code", 4.0)]
-    verdict = fast(arena(members, {"chat-0", "code-1", "code-2"}, gpus=3, facts={**facts, "chat-2": STARTS}))
+    verdict = fast(candidates(members, {"chat-0", "code-1", "code-2"}, gpus=3, facts={**facts, "chat-2": STARTS}))
     assert moves(verdict) is None
     assert "chat-0 starts already" in next(item.reason for item in verdict.candidates if item.donor == "code")
-    warm = fast(arena(members, {"chat-0", "code-1", "code-2"}, gpus=3, facts=facts))
+    warm = fast(candidates(members, {"chat-0", "code-1", "code-2"}, gpus=3, facts=facts))
     assert moves(warm) == (["code-2"], ["chat-2"])
 
 
@@ -276,9 +280,9 @@ def test_a_server_that_waits_for_another_gpu_too_is_not_in_the_way():
     """big-2 needs GPUs 2 and 3, and code-2 stays: GPU 3 is idle. big-0 waits likewise while chat-0 stays."""
     members = [member("chat", 0.4, high=4), member("code", 4.0), member("big", 3.0, idle=True, low=0)]
     sizes = {"big": 2}
-    idle = arena(members, {"chat-0", "code-1", "code-2"}, sizes=sizes, facts={"big-2": STARTS})
+    idle = candidates(members, {"chat-0", "code-1", "code-2"}, sizes=sizes, facts={"big-2": STARTS})
     assert moves(fast(idle)) == ([], ["chat-3"])
-    full = arena(members, {"chat-0", "code-1", "code-2", "code-3"}, sizes=sizes, facts={"big-0": STARTS})
+    full = candidates(members, {"chat-0", "code-1", "code-2", "code-3"}, sizes=sizes, facts={"big-0": STARTS})
     verdict = fast(full)
     assert moves(verdict) == (["code-1"], ["chat-1"])
     assert "waiting" not in verdict.reason
@@ -288,7 +292,7 @@ def test_a_server_that_waits_for_another_gpu_too_is_not_in_the_way():
 def test_a_starting_server_beside_one_that_does_not_serve_may_be_awake(state):
     facts = {"code-1": (state, None), "rest-1": STARTS}
     members = [member("chat", 0.4), member("code", 4.0, low=0), member("rest", 3.0, idle=True, low=0)]
-    verdict = fast(arena(members, {"chat-0", "code-1"}, gpus=2, facts=facts))
+    verdict = fast(candidates(members, {"chat-0", "code-1"}, gpus=2, facts=facts))
     assert moves(verdict) is None
     left = {item.donor: item.reason for item in verdict.candidates}
     assert left["code"] == "waiting server rest-1 starts on its GPUs"
@@ -296,7 +300,7 @@ def test_a_starting_server_beside_one_that_does_not_serve_may_be_awake(state):
 
 def test_idle_gpus_on_which_a_server_starts_are_not_idle():
     members = [member("chat", 0.4), member("rest", 3.0, idle=True, low=0)]
-    verdict = fast(arena(members, {"chat-0"}, gpus=2, facts={"rest-1": STARTS}))
+    verdict = fast(candidates(members, {"chat-0"}, gpus=2, facts={"rest-1": STARTS}))
     assert moves(verdict) is None
     assert [item.reason for item in verdict.candidates] == ["waiting server rest-1 starts on its GPUs"]
 
@@ -305,31 +309,31 @@ def test_every_pair_is_a_candidate_with_its_reason():
     members = [member("chat", 0.4), member("code", 4.0), member("rest", 3.0), member("slow", 5.0)]
     awake = {"chat-0", "code-1", "code-2", "rest-3", "rest-4", "slow-5", "slow-6"}
     facts = {"chat-3": (LifeCycle.FAILED, None), "chat-4": (LifeCycle.UNKNOWN, None)}
-    verdict = fast(arena(members, awake, gpus=7, facts=facts, barred=["slow-5", "chat-6"]))
+    verdict = fast(candidates(members, awake, gpus=7, facts=facts, barred=["slow-5", "chat-6"]))
     assert {item.donor: (item.taken, item.reason) for item in verdict.candidates} == {
         "": (False, "no idle GPUs for a sleeper of it"),
         "code": (True, "a donor makes room; code keeps Z 1.41; chat goes from Z 0.40 to 1.13"),
         "rest": (False, "chat-3 is failed"),
         "slow": (False, "slow-5 is being repaired, or its last transition failed"),
     }
-    gentler = fast(arena(members[:3], {"chat-0", "code-1", "code-2", "rest-3", "rest-4"}, gpus=5))
+    gentler = fast(candidates(members[:3], {"chat-0", "code-1", "code-2", "rest-3", "rest-4"}, gpus=5))
     assert [item.reason for item in gentler.candidates if item.donor == "rest"] == ["another donor is the gentler one"]
 
 
 def test_barred_replicas_are_left_alone():
     members = [member("chat", 0.4), member("code", 4.0)]
     awake = {"chat-0", "code-1", "code-2", "code-3"}
-    assert moves(fast(arena(members, awake, barred=["chat-1", "code-2"]))) == (["code-3"], ["chat-3"])
+    assert moves(fast(candidates(members, awake, barred=["chat-1", "code-2"]))) == (["code-3"], ["chat-3"])
 
 
 def test_an_idle_donor_with_floor_zero_may_give_its_last():
     members = [member("chat", 0.4), member("code", 3.0, idle=True, low=0)]
-    assert moves(fast(arena(members, {"chat-0", "chat-1", "chat-2", "code-3"}))) == (["code-3"], ["chat-3"])
+    assert moves(fast(candidates(members, {"chat-0", "chat-1", "chat-2", "code-3"}))) == (["code-3"], ["chat-3"])
 
 
 def test_an_unfit_share_is_not_rescued_by_its_z():
     members = [member("chat", 0.2, fit=False), member("code", 4.0)]
-    assert moves(fast(arena(members, {"chat-0", "code-1", "code-2", "code-3"}))) is None
+    assert moves(fast(candidates(members, {"chat-0", "code-1", "code-2", "code-3"}))) is None
 
 
 def test_the_documented_example():
@@ -341,7 +345,7 @@ def test_the_documented_example():
     members = [member(name, value) for name, value in z.items()]
     awake = {"chat-0", "chat-1", "chat-2", "code-3", "code-4", "code-5", "reason-6"}
     facts = {"code-3": (LifeCycle.ACTIVE, 3), "code-4": (LifeCycle.ACTIVE, 1), "code-5": (LifeCycle.ACTIVE, 4)}
-    verdict = fast(arena(members, awake, gpus=8, sizes={"reason": 2}, facts=facts))
+    verdict = fast(candidates(members, awake, gpus=8, sizes={"reason": 2}, facts=facts))
     assert moves(verdict) == (["code-4"], ["chat-4"])
     assert {item.donor: item.taken for item in verdict.candidates} == {"": False, "code": True, "reason": False}
 
@@ -349,6 +353,6 @@ def test_the_documented_example():
 def test_case_20_a_sleeping_service_is_woken_by_held_requests():
     """Nobody of it is awake, so its servers say nothing: Z = 0 by the requests that gateways hold."""
     members = [member("chat", 0.0, low=0), member("code", 1.4)]
-    assert moves(fast(arena(members, {"code-0", "code-1"}))) == ([], ["chat-2"])
-    full = fast(arena(members, {"code-0", "code-1", "code-2", "code-3"}))
+    assert moves(fast(candidates(members, {"code-0", "code-1"}))) == ([], ["chat-2"])
+    full = fast(candidates(members, {"code-0", "code-1", "code-2", "code-3"}))
     assert moves(full) == (["code-0"], ["chat-0"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from policy_engine.core.arbiter import RULES
-from policy_engine.core.considered import MAX_CANDIDATES, Considered, candidates_of, clamps_of
-from policy_engine.core.rescue_rules import Rescue
-from policy_engine.core.vocabulary import Candidate, Clamp, ClampKind, Rule
+from policy_engine.core.pool.arbiter import RULES
+from policy_engine.core.pool.considered import MAX_CANDIDATES, Considered, candidates_of, clamps_of
+from policy_engine.core.pool.rescue_rules import Rescue
+from policy_engine.core.shared.vocabulary import Candidate, Clamp, ClampKind, Rule
 
 from .test_arbiter import key
 

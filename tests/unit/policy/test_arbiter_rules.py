@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 
-from policy_engine.core.arbiter import arbitrate
-from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
-from policy_engine.core.guards import GuardState
-from policy_engine.core.overlay import OverlayReplica
-from policy_engine.core.vocabulary import ClampKind, MemberKey, Rule
+from policy_engine.core.pool.arbiter import arbitrate
+from policy_engine.core.pool.gpu_layout import OverlayReplica
+from policy_engine.core.pool.guards import GuardState
+from policy_engine.core.pool.pool_candidates import MemberState, PoolCandidates, ReplicaFacts
+from policy_engine.core.shared.vocabulary import ClampKind, MemberKey, Rule
 from trimtab.config.poolrules import PoolRules
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
-from .test_arbiter import arena, member, moves, share
+from .test_arbiter import candidates, member, moves, share
 
 
 def fast(picture, **rules):
@@ -28,21 +28,21 @@ SIZES = {"big": 2}
 
 def test_two_small_releases_of_two_services_make_room_for_one_large_wake():
     members = [member("big", 0.3), member("chat", 4.0), member("code", 5.0)]
-    verdict = fast(arena(members, {"big-0", "chat-2", "chat-4", "code-3", "code-5"}, gpus=6, sizes=SIZES))
+    verdict = fast(candidates(members, {"big-0", "chat-2", "chat-4", "code-3", "code-5"}, gpus=6, sizes=SIZES))
     assert moves(verdict) == (["chat-2", "code-3"], ["big-2"])
     assert {item.donor for item in verdict.candidates if item.taken} == {"chat + code"}
 
 
 def test_one_large_release_wakes_two_replicas_of_one_service():
     members = [member("chat", 0.2), member("big", 4.0)]
-    verdict = fast(arena(members, {"chat-0", "big-2", "big-4"}, gpus=6, sizes=SIZES, facts={"chat-1": FAILED}))
+    verdict = fast(candidates(members, {"chat-0", "big-2", "big-4"}, gpus=6, sizes=SIZES, facts={"chat-1": FAILED}))
     assert moves(verdict) == (["big-2"], ["chat-2", "chat-3"])
 
 
 def test_what_a_large_release_frees_beside_goes_to_another_in_need():
     """`chat` will have twice what it had; `code` is then the more pressed."""
     members = [member("chat", 0.5), member("code", 0.6), member("big", 4.0)]
-    picture = arena(members, {"chat-0", "code-1", "big-2", "big-4"}, gpus=6, sizes=SIZES)
+    picture = candidates(members, {"chat-0", "code-1", "big-2", "big-4"}, gpus=6, sizes=SIZES)
     verdict = fast(picture)
     assert moves(verdict) == (["big-2"], ["chat-2", "code-3"])
     taken = {(item.receiver, item.donor): item.reason for item in verdict.candidates if item.taken}
@@ -59,7 +59,7 @@ def test_what_a_large_release_frees_beside_goes_to_another_in_need():
 )
 def test_who_is_not_in_need_gets_nothing_beside(second):
     members = [member("chat", 0.5, high=2), second, member("big", 4.0)]
-    verdict = fast(arena(members, {"chat-0", "code-1", "big-2", "big-4"}, gpus=6, sizes=SIZES))
+    verdict = fast(candidates(members, {"chat-0", "code-1", "big-2", "big-4"}, gpus=6, sizes=SIZES))
     assert moves(verdict) == (["big-2"], ["chat-2"])
 
 
@@ -83,7 +83,7 @@ def two_stages(prefill, decode, other=None, **guards):
         MemberState(keys[letter], 1, 6, 0, share(z), guards.get(letter, GuardState())) for letter, z in states.items()
     )
     names = tuple(sorted(f"{letter}-{gpu}" for letter, gpus in awake.items() for gpu in gpus))
-    return Arena(tuple(overlay), names, members, tuple(facts), residence_s=20.0)
+    return PoolCandidates(tuple(overlay), names, members, tuple(facts), residence_s=20.0)
 
 
 def test_a_stage_does_not_give_while_the_other_is_in_need():
@@ -117,7 +117,7 @@ def moved(state, ago_s):
 
 def test_who_just_gained_is_not_judged_by_a_window_from_before():
     members = [moved(member("chat", 0.5), 2.0), member("code", 4.0)]
-    picture = arena(members, {"chat-0", "code-1", "code-2", "code-3"})
+    picture = candidates(members, {"chat-0", "code-1", "code-2", "code-3"})
     verdict = fast(picture, settle_s=5.0)
     assert moves(verdict) is None
     assert [item.reason for item in verdict.candidates] == ["moved 2 s ago: its Z has not seen it"]
@@ -128,12 +128,12 @@ def test_who_just_gained_is_not_judged_by_a_window_from_before():
 
 def test_who_has_nothing_at_all_does_not_wait_for_its_window():
     members = [moved(member("chat", 0.0), 2.0), member("code", 4.0)]
-    assert moves(fast(arena(members, {"code-1", "code-2", "code-3"}), settle_s=5.0)) == ([], ["chat-0"])
+    assert moves(fast(candidates(members, {"code-1", "code-2", "code-3"}), settle_s=5.0)) == ([], ["chat-0"])
 
 
 def test_who_just_gave_does_not_give_again_at_once():
     members = [member("chat", 0.5), moved(member("code", 4.0), 2.0)]
-    picture = arena(members, {"chat-0", "code-1", "code-2", "code-3"})
+    picture = candidates(members, {"chat-0", "code-1", "code-2", "code-3"})
     verdict = fast(picture, settle_s=5.0)
     assert moves(verdict) is None
     assert [item.reason for item in verdict.candidates if item.donor] == ["moved 2 s ago: its Z has not seen it"]
@@ -144,7 +144,7 @@ OVERLOADED = [member("chat", 0.82), member("code", 0.97)]
 
 def test_in_an_overload_only_critical_members_are_served_unless_told_to_level():
     """Z 0.97 falls to 0.97 · (8/9)^1.5 = 0.81 with one of nine less: not above 0.82, so nothing is swapped."""
-    picture = arena(OVERLOADED, {"chat-0", *(f"code-{index}" for index in range(1, 10))}, gpus=10)
+    picture = candidates(OVERLOADED, {"chat-0", *(f"code-{index}" for index in range(1, 10))}, gpus=10)
     assert moves(slow(picture)) is None
     assert moves(slow(picture, overload="level")) is None
     worse = [member("chat", 0.805), OVERLOADED[1]]
@@ -158,7 +158,7 @@ def test_in_an_overload_only_critical_members_are_served_unless_told_to_level():
 def test_levelling_is_for_overloads_alone():
     members = [member("chat", 0.9), member("code", 0.97), member("rest", 1.2)]
     awake = {"chat-0", *(f"code-{index}" for index in range(1, 10)), "rest-10"}
-    assert moves(slow(arena(members, awake, gpus=11), overload="level")) is None
+    assert moves(slow(candidates(members, awake, gpus=11), overload="level")) is None
 
 
 @pytest.mark.parametrize("priority", [0, 2])
@@ -166,11 +166,11 @@ def test_a_weighed_priority_comes_first_and_gives_last(priority):
     weight = 1.5**priority
     chat = dataclasses.replace(member("chat", 0.7, priority=priority), weight=weight)
     members = [chat, member("code", 0.6), member("rest", 4.0)]
-    verdict = fast(arena(members, {"chat-0", "code-1", "rest-2", "rest-3"}), priority_base=1.5)
+    verdict = fast(candidates(members, {"chat-0", "code-1", "rest-2", "rest-3"}), priority_base=1.5)
     assert verdict.transition.wakes[0].service == ("chat" if priority else "code")
     donor = dataclasses.replace(member("chat", 2.0, priority=priority), weight=weight)
     needy = [donor, member("code", 0.5)]
-    gives = moves(fast(arena(needy, {"chat-0", "chat-1", "chat-2", "code-3"}), priority_base=1.5))
+    gives = moves(fast(candidates(needy, {"chat-0", "chat-1", "chat-2", "code-3"}), priority_base=1.5))
     # Z 2 falls to 1.09 with one of three less; divided by 2.25 it is below the receiver's 0.5.
     assert (gives is not None) == (priority == 0)
 
@@ -178,11 +178,11 @@ def test_a_weighed_priority_comes_first_and_gives_last(priority):
 def test_who_is_shut_neither_gains_nor_gives():
     shut = dataclasses.replace(member("chat", 0.2), shut="chat moves already")
     members = [shut, member("code", 0.5), member("rest", 4.0)]
-    verdict = fast(arena(members, {"chat-0", "code-1", "rest-2", "rest-3"}))
+    verdict = fast(candidates(members, {"chat-0", "code-1", "rest-2", "rest-3"}))
     assert verdict.transition.wakes[0].service == "code"
     assert verdict.candidates[0].reason == "chat moves already"
     donor = dataclasses.replace(member("rest", 4.0), shut="rest moves already")
-    refused = fast(arena([member("code", 0.5), donor], {"code-1", "rest-0", "rest-2", "rest-3"}))
+    refused = fast(candidates([member("code", 0.5), donor], {"code-1", "rest-0", "rest-2", "rest-3"}))
     assert moves(refused) is None
 
 
@@ -190,7 +190,7 @@ def test_who_is_shut_neither_gains_nor_gives():
 def test_by_the_papers_rule_nothing_is_rebalanced_beside_a_rescue_that_nobody_can_serve(fast_due):
     """`chat` is critical and at its ceiling; `code` could have a replica of `rest`."""
     members = [member("chat", 0.4, high=1), member("code", 0.9), member("rest", 4.0)]
-    picture = arena(members, {"chat-0", "code-1", "rest-2", "rest-3"})
+    picture = candidates(members, {"chat-0", "code-1", "rest-2", "rest-3"})
 
     def decided(members, **rules):
         made = dataclasses.replace(picture, members=tuple(members), rules=PoolRules(**rules))
@@ -206,7 +206,7 @@ def test_by_the_papers_rule_nothing_is_rebalanced_beside_a_rescue_that_nobody_ca
 
 def test_by_the_papers_rule_an_idle_gpu_is_given_beside_a_rescue_that_nobody_can_serve():
     members = [member("chat", 0.4, high=1), member("code", 0.9)]
-    picture = arena(members, {"chat-0", "code-1"})
+    picture = candidates(members, {"chat-0", "code-1"})
     verdict = arbitrate(
         dataclasses.replace(picture, rules=PoolRules(rebalance_waits=True)), fast_due=True, slow_due=True
     )
@@ -216,8 +216,8 @@ def test_by_the_papers_rule_an_idle_gpu_is_given_beside_a_rescue_that_nobody_can
 
 def test_without_a_prediction_a_donor_is_judged_by_the_z_that_it_has():
     """Z 0.5 would fall to 0.5 · (2/3)^1.5 = 0.27 with two replicas of three: below the receiver's 0.4."""
-    picture = arena([member("chat", 0.4), member("code", 0.5)], {"chat-0", "code-1", "code-2", "code-3"})
+    picture = candidates([member("chat", 0.4), member("code", 0.5)], {"chat-0", "code-1", "code-2", "code-3"})
     assert moves(fast(picture, prediction="power")) is None
     assert moves(fast(picture, prediction="none")) == (["code-1"], ["chat-1"])
-    worse = arena([member("chat", 0.4), member("code", 0.35)], {"chat-0", "code-1", "code-2", "code-3"})
+    worse = candidates([member("chat", 0.4), member("code", 0.35)], {"chat-0", "code-1", "code-2", "code-3"})
     assert moves(fast(worse, prediction="none")) is None, "chat would only give its last one, and code is worse off"

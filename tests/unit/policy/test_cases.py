@@ -9,19 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.arbiter import arbitrate
-from policy_engine.core.arena import Arena, MemberState, ReplicaFacts
-from policy_engine.core.draft import Transition
-from policy_engine.core.guards import GuardState
-from policy_engine.core.overlay import OverlayReplica
-from policy_engine.core.pool import PoolState, UnderWay, bar, decide_pool, settle
-from policy_engine.core.tss import Share
-from policy_engine.core.vocabulary import MemberKey, Region, Rule
-from tests.unit.policy.births import born
+from policy_engine.core.pool.arbiter import arbitrate
+from policy_engine.core.pool.decide import PoolState, UnderWay, bar, decide_pool, settle
+from policy_engine.core.pool.gpu_layout import OverlayReplica
+from policy_engine.core.pool.guards import GuardState
+from policy_engine.core.pool.pool_candidates import MemberState, PoolCandidates, ReplicaFacts
+from policy_engine.core.pool.tss import Share
+from policy_engine.core.shared.draft import Transition
+from policy_engine.core.shared.vocabulary import MemberKey, Region, Rule
+from tests.unit.policy.initial_layouts import born
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle, Quality, Role
+from trimtab.domain.vocabulary import LifeCycle, Quality, Role
 
 NOW_S = 1_700_000_000.0
 CHAT = MemberKey("chat", Role.COLOCATED)
@@ -76,9 +76,11 @@ def test_case_14_a_half_applied_rebalance_leaves_the_awake_set_within_the_budget
         OverlayReplica(f"{name}-{gpu}", key, "m", "", "n", (gpu,)) for name, key in roles.items() for gpu in range(8)
     )
     before = tuple(sorted([f"prefill-{gpu}" for gpu in range(4)] + [f"decode-{gpu}" for gpu in range(4, 8)]))
-    arena = Arena(overlay, before, (), tuple(ReplicaFacts(n, LifeCycle.ACTIVE, True, 0) for n in before), 20.0)
-    release = next(arena.change(item) for item in overlay if item.replica == "decode-4")
-    wake = next(arena.change(item) for item in overlay if item.replica == "prefill-4")
+    candidates = PoolCandidates(
+        overlay, before, (), tuple(ReplicaFacts(n, LifeCycle.ACTIVE, True, 0) for n in before), 20.0
+    )
+    release = next(candidates.change(item) for item in overlay if item.replica == "decode-4")
+    wake = next(candidates.change(item) for item in overlay if item.replica == "prefill-4")
     transition = Transition(releases=(release,), wakes=(wake,))
     desired = tuple(sorted({*before, "prefill-4"} - {"decode-4"}))
     ends = {
@@ -146,8 +148,8 @@ def test_case_21_the_replica_with_the_long_generation_is_not_the_one_that_is_rel
             for item in overlay
         )
         members = (member(CHAT, 9.0, Region.SURPLUS), member(CODE, 0.2, Region.CRITICAL))
-        arena = Arena(overlay, ("chat-0", "chat-1"), members, facts, 20.0)
-        verdict = arbitrate(arena, fast_due=True, slow_due=False)
+        candidates = PoolCandidates(overlay, ("chat-0", "chat-1"), members, facts, 20.0)
+        verdict = arbitrate(candidates, fast_due=True, slow_due=False)
         assert verdict.transition is not None
         assert [change.replica for change in verdict.transition.releases] == [free]
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from policy_engine.core.guards import GuardState, QueueMemory, check_guards, lost_ratio, remember_queue
+from policy_engine.core.pool.guards import GuardState, QueueMemory, check_guards, lost_ratio, remember_queue
 from trimtab.config.specs import Guards
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 LIMITS = {
     "ttftP95S": ("ttft_p95_s", 2.0),

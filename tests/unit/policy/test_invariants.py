@@ -10,20 +10,20 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_engine.core.birth import BirthInput, lay_out
 from policy_engine.core.decision import RecordHeader, run_core, same
-from policy_engine.core.pool import PoolInput, PoolState, decide_pool
-from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.units import shape_of, unit_bounds
-from policy_engine.core.vocabulary import DecisionKind, MemberKey
+from policy_engine.core.pool.decide import PoolInput, PoolState, decide_pool
+from policy_engine.core.pool.initial_layout import LayoutInput, lay_out
+from policy_engine.core.scaled.decide import RoleReplicas, ScaledInput, ScaledState, decide_scaled
+from policy_engine.core.scaled.units import shape_of, unit_bounds
+from policy_engine.core.shared.vocabulary import DecisionKind, MemberKey
 from policy_engine.shell.replay import decode_input, encode_input, record_of, replay
 from tests.support.properties import costly
-from tests.unit.policy.births import born, facts
+from tests.unit.policy.initial_layouts import born, facts
 from trimtab.api.policy.v1 import decision_pb2
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 NOW = 50_000.0
 
@@ -220,7 +220,7 @@ def test_a_pool_never_breaks_budget_gpus_floors_or_signals(data):
     sizes = data.draw(st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 1)]))
     floors = data.draw(st.tuples(*[st.integers(0, 1)] * 3))
     pool, policies = pool_resources(sizes, 2, floors, data.draw(RULES))
-    birth = lay_out(BirthInput(pool, policies))
+    birth = lay_out(LayoutInput(pool, policies))
     awake, state, now_s = birth.awake, PoolState(), NOW
     last_recorded = None
     rng = data.draw(seeds)
@@ -322,7 +322,7 @@ def example_records():
         state=ScaledState(desired=((Role.PREFILL, 1), (Role.DECODE, 3))),
     )
     records = []
-    for core_input in (BirthInput(pool, policies), tick, scaled):
+    for core_input in (LayoutInput(pool, policies), tick, scaled):
         draft = run_core(core_input)
         assert draft is not None
         records.append(record_of(draft, core_input, header()))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from policy_engine.core.load import (
+from policy_engine.core.pool.load import (
     ArrivalMemory,
     Load,
     OutputMemory,
@@ -17,7 +17,7 @@ from trimtab.config.poolrules import LoadRule
 from trimtab.config.specs import TokenServiceShare
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, capacity_prefill_tps=8000, capacity_decode_tps=2000)
 RULE = LoadRule(backlog_horizon_s=10)

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from policy_engine.core.arbiter import arbitrate
-from policy_engine.core.load import Load
-from policy_engine.core.resolve import solve_counts
-from policy_engine.core.vocabulary import Rule
+from policy_engine.core.pool.arbiter import arbitrate
+from policy_engine.core.pool.load import Load
+from policy_engine.core.pool.target_allocation import solve_counts
+from policy_engine.core.shared.vocabulary import Rule
 from trimtab.config.poolrules import LoadRule, PoolRules
 
-from .test_arbiter import arena, key, member, moves
+from .test_arbiter import candidates, key, member, moves
 
 
 def loaded(name, z, work, routable, **more):
@@ -19,7 +19,7 @@ def loaded(name, z, work, routable, **more):
 
 
 def pool_of(members, awake, rules=None, **more):
-    return dataclasses.replace(arena(members, awake, **more), rules=rules or PoolRules())
+    return dataclasses.replace(candidates(members, awake, **more), rules=rules or PoolRules())
 
 
 FOUR = {"chat-0", "code-1", "code-2", "code-3"}

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from policy_engine.core.pool import PoolInput, PoolState, decide_pool
-from policy_engine.core.vocabulary import DecisionKind
-from tests.unit.policy.births import born, facts
+from policy_engine.core.pool.decide import PoolInput, PoolState, decide_pool
+from policy_engine.core.shared.vocabulary import DecisionKind
+from tests.unit.policy.initial_layouts import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_signals import RoleSignals
-from trimtab.words import Quality
+from trimtab.domain.vocabulary import Quality
 
 START_S = 1_700_000_000.0
 

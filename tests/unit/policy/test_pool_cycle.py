@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.birth import BirthInput, birth_input, lay_out
-from policy_engine.core.desired import desired_pool, rebound, same_wish, succeeding
-from policy_engine.core.draft import ReplicaChange, Transition
-from policy_engine.core.pool import PoolInput, PoolState
-from policy_engine.core.pool_cycle import PoolPicture, pool_input, with_counts
-from policy_engine.core.transition_outcome import (
+from policy_engine.core.pool.cycle import PoolPicture, pool_input, with_counts
+from policy_engine.core.pool.decide import PoolInput, PoolState
+from policy_engine.core.pool.desired import desired_pool, rebound, same_wish, succeeding
+from policy_engine.core.pool.initial_layout import LayoutInput, birth_input, lay_out
+from policy_engine.core.pool.transition_outcome import (
     REFUSED_PAUSE_S,
     Acknowledged,
     awake_after,
@@ -21,12 +20,13 @@ from policy_engine.core.transition_outcome import (
     settled,
     under_way,
 )
-from policy_engine.core.vocabulary import Rule
+from policy_engine.core.shared.draft import ReplicaChange, Transition
+from policy_engine.core.shared.vocabulary import Rule
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.operation import Operation, OperationKind, OperationState, Step, StepKind
 from trimtab.domain.pool import DesiredPool
 from trimtab.domain.replica import Replica
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 NOW_S = 1_700_000_000.0
 
@@ -70,7 +70,7 @@ TRANSITION = Transition(
 
 def desired(given: Pool | None = None, **more: object) -> DesiredPool:
     given = given or pool()
-    birth = lay_out(BirthInput(given, POLICIES))
+    birth = lay_out(LayoutInput(given, POLICIES))
     made = desired_pool(given, POLICIES, birth.overlay, birth.awake, "d-0", state_revision=1)
     return replace(made, **more)
 

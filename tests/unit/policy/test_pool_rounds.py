@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy_engine.core.pool import UnderWay, decide_pool, settle
-from policy_engine.core.vocabulary import ClampKind, DecisionKind, MemberKey, Rule
-from tests.unit.policy.births import born, facts
+from policy_engine.core.pool.decide import UnderWay, decide_pool, settle
+from policy_engine.core.shared.vocabulary import ClampKind, DecisionKind, MemberKey, Rule
+from tests.unit.policy.initial_layouts import born, facts
 from trimtab.config.poolrules import PoolRules
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 START_S = 1_700_000_000.0
 

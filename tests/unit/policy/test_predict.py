@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_engine.core.load import Load
-from policy_engine.core.predict import POWER, Elasticity, await_effect, capacity_z, congestion, learn, power_z, z_after
+from policy_engine.core.pool.load import Load
+from policy_engine.core.pool.predict import (
+    POWER,
+    Elasticity,
+    await_effect,
+    capacity_z,
+    congestion,
+    learn,
+    power_z,
+    z_after,
+)
 from trimtab.config.poolrules import PoolRules
 from trimtab.config.specs import Slo, TokenServiceShare
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_engine.core.retention import RetentionLimits, surplus
+from policy_engine.core.shared.retention import RetentionLimits, surplus
 
 LIMITS = RetentionLimits(per_subject=3, in_all=100, deleted_subjects=2)
 

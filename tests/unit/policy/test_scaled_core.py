@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.recommend import metric_role
-from policy_engine.core.scaled import RoleReplicas, ScaledInput, ScaledState, decide_scaled
-from policy_engine.core.stabilise import History
-from policy_engine.core.units import UnitShape, ceil_units, shape_of, unit_bounds
-from policy_engine.core.vocabulary import ClampKind, DecisionKind, Rule
+from policy_engine.core.scaled.decide import RoleReplicas, ScaledInput, ScaledState, decide_scaled
+from policy_engine.core.scaled.recommend import metric_role
+from policy_engine.core.scaled.stabilise import History
+from policy_engine.core.scaled.units import UnitShape, ceil_units, shape_of, unit_bounds
+from policy_engine.core.shared.vocabulary import ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import LatencyBrake, Proportional, Ratio, RoleSpec, ServicePolicySpec
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 NOW = 10_000.0
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.pool import PoolState, UnderWay, decide_pool
-from policy_engine.core.vocabulary import MemberKey
-from tests.unit.policy.births import born, facts
+from policy_engine.core.pool.decide import PoolState, UnderWay, decide_pool
+from policy_engine.core.shared.vocabulary import MemberKey
+from tests.unit.policy.initial_layouts import born, facts
 from trimtab.config.resources import Pool, ServicePolicy
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 CAPACITY_TPS, TPOT_S, BASE_TPOT_S, OUTPUT_TOKENS, THETA_TPS = 2000.0, 0.05, 0.0125, 200.0, 24.0
 MOVE_S, WINDOW_S = 2, 5

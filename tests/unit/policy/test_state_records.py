@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from policy_engine.core.decision import explain, same
-from policy_engine.core.guards import QueueMemory
-from policy_engine.core.load import ArrivalMemory, OutputMemory
-from policy_engine.core.members import MemberMemory
-from policy_engine.core.pool import Barred, PoolState
-from policy_engine.core.predict import Elasticity
-from policy_engine.core.scaled import ScaledState
-from policy_engine.core.spells import SpellMemory
-from policy_engine.core.stabilise import History
-from policy_engine.core.tss import ShareState
-from policy_engine.core.vocabulary import ClampKind, MemberKey, Region
+from policy_engine.core.pool.decide import Barred, PoolState
+from policy_engine.core.pool.guards import QueueMemory
+from policy_engine.core.pool.load import ArrivalMemory, OutputMemory
+from policy_engine.core.pool.members import MemberMemory
+from policy_engine.core.pool.predict import Elasticity
+from policy_engine.core.pool.sustained_need import NeedMemory
+from policy_engine.core.pool.tss import ShareState
+from policy_engine.core.scaled.decide import ScaledState
+from policy_engine.core.scaled.stabilise import History
+from policy_engine.core.shared.vocabulary import ClampKind, MemberKey, Region
 from policy_engine.shell.replay import REPLAY_INPUT, ReplayError, decode_input, encode_input, replay
 from policy_engine.shell.state_records import DESIRED_POOL, POOL_STATE, SCALED_STATE
 from tests.support.records import (
@@ -27,9 +27,9 @@ from tests.support.records import (
 )
 from tests.unit.policy.test_invariants import example_records
 from trimtab.api.policy.v1 import decision_pb2
+from trimtab.domain.vocabulary import Role
 from trimtab.store import keys
 from trimtab.store.records import Refused, RefusedReason
-from trimtab.words import Role
 
 NOW = 1_700_000_000.125
 OLD = old_hashes("policy_engine")
@@ -45,7 +45,7 @@ FULL_POOL = PoolState(
             queue=QueueMemory(12.0, NOW - 5, -0.4),
             elasticity=Elasticity(1.25, 2, 0.8125, 3.75),
             arrivals=ArrivalMemory(2.5, 2.25, 17.5, 3.5, NOW - 300, NOW - 5, ((NOW - 10, 2.0), (NOW - 5, 3.0))),
-            spells=SpellMemory(0.3, NOW - 10, NOW - 9, 2, NOW - 5),
+            spells=NeedMemory(0.3, NOW - 10, NOW - 9, 2, NOW - 5),
             was_idle=True,
             began_at_s=NOW - 120,
         ),

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from policy_engine.core.guards import GuardState, check_guards
-from policy_engine.core.predict import power_z
-from policy_engine.core.tss import ShareState, region_of, share_of, waiting_weight_of
-from policy_engine.core.vocabulary import Region
+from policy_engine.core.pool.guards import GuardState, check_guards
+from policy_engine.core.pool.predict import power_z
+from policy_engine.core.pool.tss import ShareState, region_of, share_of, waiting_weight_of
+from policy_engine.core.shared.vocabulary import Region
 from trimtab.config.specs import Guards, Slo, TokenServiceShare
 from trimtab.domain.measurement import Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Quality, Role
+from trimtab.domain.vocabulary import Quality, Role
 
 PROFILE = TokenServiceShare(theta_tps=20, prefill_weight=0.05, waiting_weight=8, smoothing=1.0)
 NEW = ShareState()

@@ -12,7 +12,7 @@ from prescheduler.core.plan import plan_cycle
 from tests.support.properties import costly
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 TYPES = ("H20", "L20", "A100")
 
@@ -250,7 +250,7 @@ from prescheduler.core.model import ClusterInventory
 from prescheduler.core.plan import plan_cycle
 from trimtab.domain.inventory import NodeColumns
 from trimtab.domain.scaling import RoleRequest, ScalingRequest
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 n = 24
 nodes = NodeColumns(nodes=tuple(f"n{i}" for i in range(n)), vdcs=("v",) * n,
     s2s=tuple(f"s2-{i // 8}" for i in range(n)),

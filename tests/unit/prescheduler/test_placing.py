@@ -10,7 +10,7 @@ from prescheduler.core.packing import pack
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.tree import build_tree
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 def homogeneous(s2: str, free: list[int], gpu_type: str = "H20", per_s1: int = 2) -> list:

@@ -7,7 +7,7 @@ from prescheduler.core.model import Outcome
 from prescheduler.core.plan import plan_cycle
 from prescheduler.core.scale_in import plan_scale_in
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 P, D = Role.PREFILL, Role.DECODE
 LOW, MEDIUM, HIGH = SubgroupClass.LOW, SubgroupClass.MEDIUM, SubgroupClass.HIGH

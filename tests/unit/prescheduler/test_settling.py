@@ -3,13 +3,13 @@
 import pytest
 
 from prescheduler.core.model import Constraint, Outcome, Plan, ServiceResult
-from prescheduler.core.pacing import note_placements
+from prescheduler.core.placement_backoff import note_placements
 from prescheduler.core.plan import plan_cycle
-from prescheduler.core.settle import settle
+from prescheduler.core.result_choice import settle
 from prescheduler.core.writes import ClusterWrite, fold_writes
-from prescheduler.shell import wire
+from prescheduler.shell import codec
 from trimtab.domain.placement import GroupPlacement, ScaleIn, SubgroupClass
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 
 def result_of(outcome: Outcome, *groups: GroupPlacement, decision: str = "d-1", **more: object) -> ServiceResult:
@@ -101,17 +101,17 @@ def test_what_an_actuator_refuses_is_not_reported_as_done(writes, outcome, const
 
 def test_results_survive_the_store() -> None:
     result = result_of(Outcome.PARTIAL, change("a"), constraint=Constraint.AFFINITY, detail="x")
-    assert wire.result_from_wire(wire.result_to_wire(result)) == result
+    assert codec.result_from_wire(codec.result_to_wire(result)) == result
 
 
 def test_replicas_that_never_come_to_life_are_placed_ever_more_rarely(fleet) -> None:
     """The actuator takes away what cannot be created; without a pace each cycle would place it again."""
     inventory = fleet.cluster("a", [("s2-0", "s1-0", "n0", "H20", 8, 8)])
-    paces, placed_at = {}, []
+    backoffs, placed_at = {}, []
     for second in range(0, 200, 5):
         request = fleet.request(fleet.role(Role.COLOCATED, 1))
-        plan = plan_cycle([inventory], [request], now_s=float(second), paces=paces)
-        paces = note_placements(paces, plan, now_s=float(second), first_wait_s=10.0)
+        plan = plan_cycle([inventory], [request], now_s=float(second), backoffs=backoffs)
+        backoffs = note_placements(backoffs, plan, now_s=float(second), first_wait_s=10.0)
         (result,) = plan.results
         if result.outcome is Outcome.PLACED:
             placed_at.append(second)
@@ -123,15 +123,15 @@ def test_replicas_that_never_come_to_life_are_placed_ever_more_rarely(fleet) -> 
         "placed 3 times for this decision, and replicas are missing again; the actuator's operations say why; "
         "next try at 1970-01-01T00:01:10+00:00"
     )
-    there = [fleet.replica(name, Role.COLOCATED, "n0") for name in paces["chat"].replicas]
+    there = [fleet.replica(name, Role.COLOCATED, "n0") for name in backoffs["chat"].replicas]
     grown = fleet.cluster("a", [("s2-0", "s1-0", "n0", "H20", 8, 7)], there)
     (bit_by_bit,) = plan_cycle(
-        [grown], [fleet.request(fleet.role(Role.COLOCATED, 2))], now_s=155.0, paces=paces
+        [grown], [fleet.request(fleet.role(Role.COLOCATED, 2))], now_s=155.0, backoffs=backoffs
     ).results
     (other,) = plan_cycle(
-        [inventory], [fleet.request(fleet.role(Role.COLOCATED, 1), decision_id="d-2")], now_s=155.0, paces=paces
+        [inventory], [fleet.request(fleet.role(Role.COLOCATED, 1), decision_id="d-2")], now_s=155.0, backoffs=backoffs
     ).results
-    (later,) = plan_cycle([inventory], [request], now_s=2000.0, paces=paces).results
-    later_paces = note_placements(paces, Plan(results=(later,)), now_s=2000.0, first_wait_s=10.0)
+    (later,) = plan_cycle([inventory], [request], now_s=2000.0, backoffs=backoffs).results
+    later_paces = note_placements(backoffs, Plan(results=(later,)), now_s=2000.0, first_wait_s=10.0)
     assert {bit_by_bit.outcome, other.outcome, later.outcome} == {Outcome.PLACED}
     assert later_paces["chat"].placements == 1

@@ -9,7 +9,7 @@ from prescheduler.core.model import Constraint, Outcome
 from prescheduler.core.tree import InventoryError, build_tree
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import SubgroupClass
-from trimtab.words import TopologyLevel
+from trimtab.domain.vocabulary import TopologyLevel
 
 MIXED = [
     ("s2-0", "s1-0", "n0", "H20", 8, 8),

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.domain.vocabulary import Role
 from trimtab.store.observations import age_s, merge, merge_service, signal, window_end_s
-from trimtab.words import Role
 
 TPS = pb.SIGNAL_DECODE_TPS
 KV = pb.SIGNAL_KV_USAGE_RATIO

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import structlog
 
-from trimtab.waiting import to_its_end
+from trimtab.tasks import to_its_end
 
 
 async def test_work_ends_though_its_caller_is_cancelled() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics_collector.core.gpuboard import MAX_READINGS, GpuAverages, GpuBoard, GpuClaim, GpuWindow
+from metrics_collector.core.gpu_table import MAX_READINGS, GpuAverages, GpuClaim, GpuTable, GpuWindow
 from trimtab.domain.dialects.dcgm import GpuReading, GpuValues
 
 ABSENT = math.nan
@@ -19,7 +19,7 @@ def reading(**gpus: tuple[float, float, float, float]) -> GpuReading:
 
 
 def test_a_value_is_averaged_over_time_not_over_readings() -> None:
-    board = GpuBoard(keep_s=60)
+    board = GpuTable(keep_s=60)
     # 100 W at 1 s, 300 W at 2 s and until 5 s: (1 s · 200 W + 3 s · 300 W) / 4 s.
     for at_s, watts in ((1.0, 100.0), (2.0, 300.0), (5.0, 300.0)):
         board.put("gpu-a", reading(g0=(0.5, 0.25, watts, 0.1)), at_s=at_s)
@@ -30,7 +30,7 @@ def test_a_value_is_averaged_over_time_not_over_readings() -> None:
 
 
 def test_a_window_is_half_open_and_one_reading_stands_for_itself() -> None:
-    board = GpuBoard(keep_s=60)
+    board = GpuTable(keep_s=60)
     for at_s, watts in ((5.0, 100.0), (10.0, 200.0), (15.0, 400.0)):
         board.put("gpu-a", reading(g0=(0.0, 0.0, watts, 0.0)), at_s=at_s)
 
@@ -39,7 +39,7 @@ def test_a_window_is_half_open_and_one_reading_stands_for_itself() -> None:
 
 
 def test_a_reading_that_lacks_a_value_is_left_out_of_its_average_alone() -> None:
-    board = GpuBoard(keep_s=60)
+    board = GpuTable(keep_s=60)
     board.put("gpu-a", reading(g0=(0.2, ABSENT, 100.0, 0.1)), at_s=1.0)
     board.put("gpu-a", reading(g0=(ABSENT, ABSENT, 200.0, 0.1)), at_s=2.0)
     board.put("gpu-a", reading(g0=(0.4, ABSENT, 300.0, 0.1)), at_s=3.0)
@@ -103,7 +103,7 @@ def test_two_awake_replicas_of_one_gpu_share_its_power_and_both_show_its_load() 
 
 
 def test_a_node_keeps_what_the_window_needs_and_no_more() -> None:
-    board = GpuBoard(keep_s=5)
+    board = GpuTable(keep_s=5)
     for second in range(1, 2 * MAX_READINGS):
         assert board.put("gpu-a", reading(g0=(0.0, 0.0, float(second), 0.0)), at_s=float(second))
 
@@ -115,7 +115,7 @@ def test_a_node_keeps_what_the_window_needs_and_no_more() -> None:
 
 
 def test_a_clock_that_was_set_back_is_followed() -> None:
-    board = GpuBoard(keep_s=5)
+    board = GpuTable(keep_s=5)
     board.put("gpu-a", reading(g0=(0.0, 0.0, 100.0, 0.0)), at_s=1000.0)
 
     assert board.put("gpu-a", reading(g0=(0.0, 0.0, 200.0, 0.0)), at_s=10.0)
@@ -123,7 +123,7 @@ def test_a_clock_that_was_set_back_is_followed() -> None:
 
 
 def test_a_node_that_leaves_takes_its_gpus_along() -> None:
-    board = GpuBoard(keep_s=5)
+    board = GpuTable(keep_s=5)
     board.put("gpu-a", reading(g0=(0.1, 0.1, 100.0, 0.1)), at_s=1.0)
     board.put("gpu-b", reading(g0=(0.1, 0.1, 100.0, 0.1)), at_s=1.0)
     board.remove("gpu-a")
@@ -138,7 +138,7 @@ WATTS = st.floats(0, 1000) | st.just(ABSENT)
 
 @given(st.lists(st.tuples(st.floats(0.001, 10), WATTS), min_size=1, max_size=20))
 def test_an_average_lies_between_its_readings_and_is_never_nan(steps: list[tuple[float, float]]) -> None:
-    board = GpuBoard(keep_s=1000)
+    board = GpuTable(keep_s=1000)
     at_s = 0.0
     for step_s, watts in steps:
         at_s += step_s

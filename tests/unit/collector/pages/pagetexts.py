@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics_collector.core.dialects import Combine, Dialect, Family, Kind
-from metrics_collector.core.dialects.model import counter_spellings
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Reading
-from trimtab.domain.signals import Latency
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
+from trimtab.domain.dialects.model import Combine, Dialect, Family, Kind, counter_spellings
+from trimtab.domain.signals import Counter, Latency
 
 COLUMNS: Mapping[str, int] = {
     **{gauge.value: column for gauge, column in GAUGE_COLUMN.items()},

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from metrics_collector.core.dialects import Dialect, load_dialects
 from metrics_collector.core.page import PageError, PageReader
 from metrics_collector.core.schema import Reading
 from tests.support.properties import costly
 from tests.unit.collector.pages.pagetexts import COMPUTED, by_reference, page_text, present, reference_samples
+from trimtab.config.dialects import load_dialects
+from trimtab.domain.dialects.model import Dialect
 
 DIALECTS = {dialect.name: dialect for dialect in load_dialects()}
 ANY_PAGE = st.sampled_from(sorted(DIALECTS)).flatmap(

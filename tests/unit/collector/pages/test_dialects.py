@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from metrics_collector.core.dialects import DialectError, load_dialects, parse_dialects, shipped_dialects
-from metrics_collector.core.dialects.model import QUANTITIES
 from metrics_collector.core.page import PageReader
-from metrics_collector.core.pagerow import COLUMN
+from metrics_collector.core.parser.row import COLUMN
 from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS
 from tests.unit.collector.pages.pagetexts import histogram, present, series
+from trimtab.config.dialects import DialectError, load_dialects, parse_dialects, shipped_dialects
+from trimtab.domain.dialects.model import QUANTITIES
 from trimtab.domain.signals import Latency
 
 DOCS = Path(__file__).parents[4] / "docs" / "dialects.md"

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import pytest
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import MAX_LAYOUTS_BYTES, Hint, PageError, PageReader
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Gauge, Reading
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
 from tests.unit.collector.pages.pagetexts import histogram, series
+from trimtab.config.dialects import load_dialects
+from trimtab.domain.signals import Counter, Gauge
 
 MUTATIONS = 100_000
 # One in so many is of a full page; the others are of pages with the families alone that are read.

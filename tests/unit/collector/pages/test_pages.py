@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import MAX_LAYOUTS, MAX_PAGE_BYTES, Hint, PageError, PageReader
 from metrics_collector.core.schema import Reading
 from tests.unit.collector.pages.pagetexts import by_label, histogram, present, series
+from trimtab.config.dialects import load_dialects
 from trimtab.domain.signals import Latency
 
 READER = PageReader(load_dialects())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.page import PageError, PageReader
 from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
+from trimtab.config.dialects import load_dialects
 from trimtab.domain.signals import Latency
 
 Expected = dict[str, float | tuple[float, float] | None]

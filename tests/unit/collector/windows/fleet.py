@@ -6,27 +6,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from metrics_collector.core.counting import Floats
-from metrics_collector.core.gpuboard import GpuAverages
-from metrics_collector.core.liveness import Verdicts, Witness, judge_all
+from metrics_collector.core.gpu_table import GpuAverages
+from metrics_collector.core.liveness import LivenessReport, Verdicts, judge_all
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN, ReplicaWindows
-from metrics_collector.core.roles import Roster, replica_values, role_windows
-from metrics_collector.core.schema import (
-    COUNTER_COLUMN,
-    COUNTERS,
-    GAUGE_COLUMN,
-    Counter,
-    Gauge,
-    Reading,
-    Schema,
-    schema_of,
-)
+from metrics_collector.core.roles import ExpectedReplicas, replica_values, role_windows
+from metrics_collector.core.schema import COUNTER_COLUMN, COUNTERS, GAUGE_COLUMN, Reading, Schema, schema_of
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import Target
 from metrics_collector.core.window import Window
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.role_window import role_window_to_proto
-from trimtab.domain.signals import SIGNALS, Latency
+from trimtab.domain.signals import SIGNALS, Counter, Gauge, Latency
 
 BOUNDS = (0.1, 1.0, math.inf)
 PLAIN = schema_of(((Latency.TTFT, BOUNDS),))
@@ -112,7 +103,7 @@ class Fleet:
     def __init__(self, *targets: Target, stuck_after_s: float = 10.0) -> None:
         self.table = SeriesTable(rows=16, capacity=1)
         self.stuck_after_s = stuck_after_s
-        self.roster = Roster.of(targets)
+        self.expected_replicas = ExpectedReplicas.of(targets)
         for item in targets:
             self.table.add(item.target_id, keep_s=5)
 
@@ -120,15 +111,15 @@ class Fleet:
         self.table.put(f"id-of-{name}", reading, at_s=at_s)
 
     def verdicts(
-        self, end_s: float, *, window_s: float = 5.0, witnesses: Mapping[str, Witness] | None = None
+        self, end_s: float, *, window_s: float = 5.0, witnesses: Mapping[str, LivenessReport] | None = None
     ) -> tuple[ReplicaWindows, Verdicts]:
-        windows = self.table.close(self.roster.target_ids, Window(start_s=end_s - window_s, end_s=end_s))
-        limits_s = self.roster.limits_s(lambda _key: self.stuck_after_s)
-        return windows, judge_all(self.roster.target_ids, windows, witnesses or {}, limits_s=limits_s)
+        windows = self.table.close(self.expected_replicas.target_ids, Window(start_s=end_s - window_s, end_s=end_s))
+        limits_s = self.expected_replicas.limits_s(lambda _key: self.stuck_after_s)
+        return windows, judge_all(self.expected_replicas.target_ids, windows, witnesses or {}, limits_s=limits_s)
 
     def values(self, end_s: float, *, window_s: float = 5.0, gpus: Mapping[str, GpuAverages] | None = None) -> Floats:
         windows, verdicts = self.verdicts(end_s, window_s=window_s)
-        return replica_values(self.roster, windows, verdicts, gpus)
+        return replica_values(self.expected_replicas, windows, verdicts, gpus)
 
     def partials(
         self,
@@ -136,16 +127,16 @@ class Fleet:
         *,
         window_s: float = 5.0,
         collector: str = "c-0",
-        witnesses: Mapping[str, Witness] | None = None,
+        witnesses: Mapping[str, LivenessReport] | None = None,
         gpus: Mapping[str, GpuAverages] | None = None,
         replica_revisions: Mapping[str, int] | None = None,
     ) -> list[pb.RolePartial]:
         windows, verdicts = self.verdicts(end_s, window_s=window_s, witnesses=witnesses)
         closed = role_windows(
-            self.roster,
+            self.expected_replicas,
             windows,
             verdicts,
-            replica_values(self.roster, windows, verdicts, gpus),
+            replica_values(self.expected_replicas, windows, verdicts, gpus),
             collector=collector,
             replica_revisions=replica_revisions or {},
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from metrics_collector.core.liveness import Signs, Witness, judge, witness
+from metrics_collector.core.liveness import LivenessReport, Signs, judge, liveness_report
 from metrics_collector.core.schema import Reading
 from tests.unit.collector.windows.fleet import Fleet, page, target
 from trimtab.api.collector.v1 import collector_pb2 as pb
@@ -80,7 +80,7 @@ def test_what_a_server_shows_and_what_it_is(shown: Signs, state: int, says: str)
 
 
 def test_a_request_is_unanswered_since_the_last_answer() -> None:
-    said: Witness | None = None
+    said: LivenessReport | None = None
     since: list[float | None] = []
     words: list[tuple[float, float | None, int | None, int]] = [
         (1, None, 2, 0),
@@ -91,23 +91,27 @@ def test_a_request_is_unanswered_since_the_last_answer() -> None:
         (6, 1.0, None, 0),
     ]
     for now_s, load, in_flight, answered in words:
-        said = witness(said, load=load, in_flight=in_flight, answered=answered, now_s=now_s)
+        said = liveness_report(said, load=load, in_flight=in_flight, answered=answered, now_s=now_s)
         since.append(said.open_since_s)
 
     assert since == [1, 1, 3, 3, None, 6]
 
 
 def test_a_clock_set_back_does_not_make_a_request_wait_for_ever() -> None:
-    before = witness(None, load=1.0, in_flight=None, answered=0, now_s=1000.0)
+    before = liveness_report(None, load=1.0, in_flight=None, answered=0, now_s=1000.0)
 
-    assert witness(before, load=1.0, in_flight=None, answered=0, now_s=50.0).open_since_s == 50.0
+    assert liveness_report(before, load=1.0, in_flight=None, answered=0, now_s=50.0).open_since_s == 50.0
 
 
 # On pages
 
 
 def watch(
-    pages: Callable[[float], Reading], *, seconds: int, witnesses: dict[str, Witness] | None = None, limit_s: float = 10
+    pages: Callable[[float], Reading],
+    *,
+    seconds: int,
+    witnesses: dict[str, LivenessReport] | None = None,
+    limit_s: float = 10,
 ) -> tuple[int, str, float]:
     """(state, reason, requests waiting at it asleep) after a page a second."""
     fleet = Fleet(target("r"), stuck_after_s=limit_s)
@@ -159,7 +163,7 @@ def test_a_sleeping_server_with_frozen_requests_is_asleep_not_stuck() -> None:
 
 
 def test_a_server_wedged_while_idle_is_told_by_who_waits_for_it() -> None:
-    waiting = Witness(load=2.0, open_since_s=40.0)
+    waiting = LivenessReport(load=2.0, open_since_s=40.0)
 
     state, reason, _ = watch(lambda _: page(5, running=0, waiting=0), seconds=60, witnesses={"r": waiting})
 
@@ -168,7 +172,7 @@ def test_a_server_wedged_while_idle_is_told_by_who_waits_for_it() -> None:
 
 
 def test_requests_at_a_sleeper_are_demand() -> None:
-    waiting = {"r": Witness(load=3.0, open_since_s=1.0)}
+    waiting = {"r": LivenessReport(load=3.0, open_since_s=1.0)}
 
     state, reason, load = watch(lambda _: page(5, running=0, awake=0), seconds=12, witnesses=waiting)
 
@@ -177,6 +181,6 @@ def test_requests_at_a_sleeper_are_demand() -> None:
 
 
 def test_gateways_words_stand_in_where_a_server_does_not_count_its_requests() -> None:
-    asleep = {"r": Witness(in_flight=2, open_since_s=1.0)}
+    asleep = {"r": LivenessReport(in_flight=2, open_since_s=1.0)}
 
     assert watch(lambda _: page(5, awake=0), seconds=3, witnesses=asleep)[2] == 2.0

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics_collector.core.schema import Counter, schema_of
+from metrics_collector.core.schema import schema_of
 from tests.unit.collector.windows.fleet import OneServer, increase, page, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Latency
 
 TIMED = schema_of(((Latency.TTFT, (1.0, math.inf)), (Latency.QUEUE, (1.0, math.inf))))
 

@@ -5,19 +5,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from metrics_collector.core.dialects import load_dialects
-from metrics_collector.core.liveness import Witness
+from metrics_collector.core.liveness import LivenessReport
 from metrics_collector.core.page import PageReader
-from metrics_collector.core.schema import COUNTER_COLUMN, Counter
+from metrics_collector.core.schema import COUNTER_COLUMN
 from tests.unit.collector.windows.fleet import Fleet, OneServer, increase, target, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.config.dialects import load_dialects
+from trimtab.domain.signals import Counter
 
 Capture = Callable[[str], bytes]
 READER = PageReader(load_dialects())
 
 
 def watched(
-    capture: Capture, names: Sequence[str], *, witness: Witness | None = None, still_for_s: int = 0
+    capture: Capture, names: Sequence[str], *, liveness_report: LivenessReport | None = None, still_for_s: int = 0
 ) -> tuple[Fleet, int, str]:
     """A page a second, the last one for ``still_for_s`` more: (fleet, state, reason) at the last."""
     fleet, hint, at_s = Fleet(target("r")), None, 0.0
@@ -25,7 +26,7 @@ def watched(
         at_s += 1
         reading, hint = READER.read(capture(name), hint)
         fleet.put("r", at_s, reading)
-    _, verdicts = fleet.verdicts(at_s, witnesses={} if witness is None else {"id-of-r": witness})
+    _, verdicts = fleet.verdicts(at_s, witnesses={} if liveness_report is None else {"id-of-r": liveness_report})
     return fleet, int(verdicts.states[0]), verdicts.reasons.get(0, "")
 
 
@@ -59,7 +60,10 @@ def test_a_server_put_to_sleep_with_requests_shows_running_that_is_not_counted(c
 
 def test_a_request_queued_at_a_sleeper_shows_only_in_its_load(capture: Capture) -> None:
     _, state, reason = watched(
-        capture, ["metrics-s2-asleep-with-queued-request"], witness=Witness(load=1.0, open_since_s=1.0), still_for_s=3
+        capture,
+        ["metrics-s2-asleep-with-queued-request"],
+        liveness_report=LivenessReport(load=1.0, open_since_s=1.0),
+        still_for_s=3,
     )
     reading, _ = READER.read(capture("metrics-s2-asleep-with-queued-request"), None)
 
@@ -69,9 +73,9 @@ def test_a_request_queued_at_a_sleeper_shows_only_in_its_load(capture: Capture) 
 
 
 def test_a_paused_server_looks_idle_until_somebody_says_that_a_request_waits_there(capture: Capture) -> None:
-    waiting = Witness(in_flight=1, open_since_s=1.0)
+    waiting = LivenessReport(in_flight=1, open_since_s=1.0)
 
-    _, state, reason = watched(capture, ["metrics-p2-paused-keep"], witness=waiting, still_for_s=20)
+    _, state, reason = watched(capture, ["metrics-p2-paused-keep"], liveness_report=waiting, still_for_s=20)
 
     assert state == pb.TARGET_STATE_STUCK
     assert "1 request is open there, without an answer for 20 s" in reason

@@ -9,15 +9,15 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics_collector.core.gpuboard import GpuAverages
-from metrics_collector.core.liveness import Witness
+from metrics_collector.core.gpu_table import GpuAverages
+from metrics_collector.core.liveness import LivenessReport
 from metrics_collector.core.replica_windows import SIGNAL_COLUMN
 from metrics_collector.core.schema import COUNTERS, GAUGES, Reading, schema_of
 from metrics_collector.core.targets import RoleKey, Target
 from tests.unit.collector.windows.fleet import BARE, PLAIN, Fleet, page, target
 from trimtab.api.collector.v1 import collector_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
-from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.signals import PAGE_SIGNALS, SIGNALS, Latency, Signal
 from trimtab.store.observations import merge, signal
 
 OK, PARTIAL, MISSING = types_pb2.QUALITY_OK, types_pb2.QUALITY_PARTIAL, types_pb2.QUALITY_MISSING
@@ -206,7 +206,11 @@ def test_requests_at_sleepers_are_demand_though_no_sleeper_counts() -> None:
     fleet = Fleet(*(chat(number, counted=number < 1) for number in range(4)))
     at_work(fleet, 0)
     at_work(fleet, 1, 2, 3, awake=0)
-    heard = {"id-of-chat-1": Witness(load=3.0), "id-of-chat-2": Witness(load=0.0), "id-of-chat-0": Witness(load=9.0)}
+    heard = {
+        "id-of-chat-1": LivenessReport(load=3.0),
+        "id-of-chat-2": LivenessReport(load=0.0),
+        "id-of-chat-0": LivenessReport(load=9.0),
+    }
 
     (partial,) = fleet.partials(5.0, witnesses=heard)
     found = merge([partial], expected=["chat-0"])
@@ -325,7 +329,7 @@ def test_without_a_gpu_exporter_there_are_no_gpu_signals() -> None:
     fleet = Fleet(chat(0))
     at_work(fleet, 0)
 
-    assert max(item.signal for item in fleet.partials(5.0)[0].signals) == pb.SIGNAL_PREFIX_HIT_RATIO
+    assert {SIGNALS[item.signal] for item in fleet.partials(5.0)[0].signals} == set(PAGE_SIGNALS)
 
 
 def test_each_role_of_each_service_has_its_own_partial() -> None:
@@ -349,8 +353,8 @@ def test_each_role_of_each_service_has_its_own_partial() -> None:
 def test_a_roster_leaves_out_targets_without_a_role() -> None:
     fleet = Fleet(chat(0), target("lost", role=types_pb2.ROLE_UNSPECIFIED))
 
-    assert fleet.roster.target_ids == ("id-of-chat-0",)
-    assert fleet.roster.keys == (RoleKey(service="chat", role=types_pb2.ROLE_DECODE),)
+    assert fleet.expected_replicas.target_ids == ("id-of-chat-0",)
+    assert fleet.expected_replicas.keys == (RoleKey(service="chat", role=types_pb2.ROLE_DECODE),)
 
 
 def test_a_replicas_own_values_have_a_quality() -> None:

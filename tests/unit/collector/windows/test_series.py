@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Counter, Gauge, Reading, schema_of
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, SCALARS, Reading, schema_of
 from metrics_collector.core.table import MAX_GAP_S, SeriesTable
 from metrics_collector.core.window import Window, window_length_s
 from tests.unit.collector.windows.fleet import BARE, PLAIN, OneServer, increase, page, value
 from trimtab.api.collector.v1 import collector_pb2 as pb
-from trimtab.domain.signals import Latency
+from trimtab.domain.signals import Counter, Gauge, Latency
 
 
 def histogram(server: OneServer, start_s: float, end_s: float) -> list[float] | None:

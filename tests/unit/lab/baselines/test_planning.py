@@ -12,7 +12,7 @@ from lab.baselines.interface import EachRole, FleetView, Replica, RoleKey, RoleV
 from lab.baselines.oracle import Demand, Oracle, demand_of
 from lab.baselines.tuning import NothingWorks, coordinate_search, grid_search
 from simulator.traces.model import TraceRequest
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 PREFILL = PrefillProfile(prompt_tokens=(1000.0, 3000.0), ttft_s=(0.1, 0.3), tps=(10_000.0, 8_000.0))
 # 20 ms and 0.2 ms a sequence at 1,000 tokens, twice the latter at 5,000.

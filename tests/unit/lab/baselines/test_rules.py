@@ -22,7 +22,7 @@ from lab.baselines.interface import (
 from lab.baselines.kv_auto import KvAuto, LlumnixFreeness
 from lab.baselines.static import Static
 from lab.baselines.wva import Wva
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 KEY = RoleKey("chat")
 

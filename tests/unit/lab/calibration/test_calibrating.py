@@ -23,7 +23,7 @@ from lab.suites.capacity import TokenCost
 from simulator.profiles import packaged_profiles
 from trimtab.cli.main import app
 from trimtab.config.specs import TokenServiceShare
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.075)
 COST = TokenCost(prompt_token_s=7e-5, output_token_s=1.7e-4)

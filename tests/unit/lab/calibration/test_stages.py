@@ -23,8 +23,8 @@ from lab.calibration.sweeps import Sweep, made_up, requests_for, steps
 from lab.calibration.watching import stage_pressures
 from lab.calibration.windows import Windows, joined
 from lab.evaluation.statistics import Slo
-from policy_engine.core.load import OutputMemory, remember_output
-from policy_engine.core.tss import ShareState, share_of, waiting_weight_of
+from policy_engine.core.pool.load import OutputMemory, remember_output
+from policy_engine.core.pool.tss import ShareState, share_of, waiting_weight_of
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
 from trimtab.cli.main import app
@@ -32,7 +32,7 @@ from trimtab.config.specs import ServicePolicySpec, TokenServiceShare
 from trimtab.config.specs import Slo as SloSpec
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.075)
 PROFILE = "a100-8b-tp1"

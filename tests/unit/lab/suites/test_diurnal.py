@@ -15,7 +15,7 @@ from lab.suites.diurnal import CONTENDERS, DECODE, PREFILL, TUNED_FILE, by_role,
 from lab.virtual.control import ServiceTraffic
 from lab.virtual.scaled_control import ScaledLook
 from trimtab.domain.role_signals import FrontDoor
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def test_the_day_follows_its_curve_and_is_as_busy_as_the_pressure_test_allows() -> None:

@@ -12,7 +12,7 @@ from lab.suites.tre_setup import (
     profiles,
     service_policies,
 )
-from policy_engine.core.overlay import first_awake, make_overlay
+from policy_engine.core.pool.gpu_layout import first_awake, make_overlay
 from simulator.traces.probes import FOOTPRINT_GPUS, MODELS, POOL_GPUS
 from simulator.traces.shaping import static_split
 from trimtab.config.specs import TokenServiceShare

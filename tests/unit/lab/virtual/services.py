@@ -7,7 +7,7 @@ from simulator.traces.generators import Curve, Lengths, ServiceLoad, generate
 from simulator.traces.model import TraceRequest
 from trimtab.config.resources import Metadata, ServicePolicy
 from trimtab.config.specs import Proportional, Ratio, RoleSpec, ServicePolicySpec, Slo
-from trimtab.words import Role, TopologyLevel
+from trimtab.domain.vocabulary import Role, TopologyLevel
 
 NAME, PROFILE, GPU = "assist", "h100-8b-tp1", "H100-80GB"
 

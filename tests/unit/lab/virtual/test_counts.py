@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.virtual.counts import choose_awake
-from policy_engine.core.overlay import OverlayReplica, adopt_awake
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.pool.gpu_layout import OverlayReplica, adopt_awake
+from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.replica import Replica
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 A, B, PAIR = (MemberKey(name, Role.COLOCATED) for name in ("a", "b", "pair"))
 OVERLAY = tuple(

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from lab.virtual.observing import VirtualCollector
 from lab.virtual.recording import SCHEMA, EngineRecorder
-from metrics_collector.core.dialects import load_dialects
 from metrics_collector.core.liveness import judge_all
 from metrics_collector.core.page import PageReader
-from metrics_collector.core.roles import Roster, replica_values, role_windows
-from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Counter, Gauge, Reading
+from metrics_collector.core.roles import ExpectedReplicas, replica_values, role_windows
+from metrics_collector.core.schema import COUNTER_COLUMN, GAUGE_COLUMN, Reading
 from metrics_collector.core.table import SeriesTable
 from metrics_collector.core.targets import ROLES, Target
 from metrics_collector.core.window import Window
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.engine import Engine
 from simulator.core.event_engine import EventEngine
 from simulator.core.profile import Profile
@@ -29,11 +28,13 @@ from simulator.server.exposition import Gauge as PageGauge
 from simulator.server.exposition import Page
 from simulator.server.vllm_metrics import RequestParams, VllmMetrics
 from trimtab.api.collector.v1 import collector_pb2 as pb
+from trimtab.config.dialects import load_dialects
 from trimtab.domain.measurement import Measurement
 from trimtab.domain.role_merge import merge
 from trimtab.domain.role_signals import RoleSignals, role_signals
 from trimtab.domain.role_window import role_window_from_proto, role_window_to_proto
-from trimtab.words import Quality, Role
+from trimtab.domain.signals import Counter, Gauge
+from trimtab.domain.vocabulary import Quality, Role
 
 CHAT = MemberKey("chat", Role.COLOCATED)
 SIGNALS = [item.name for item in dataclasses.fields(RoleSignals) if item.name not in ("role", "window_end_s")]
@@ -194,7 +195,7 @@ def through_messages(
     table: SeriesTable, targets: Mapping[str, MemberKey], routable: Mapping[MemberKey, Sequence[str]], end_s: float
 ) -> dict[MemberKey, RoleSignals]:
     """The live way: partials as messages, merged, read by the policy engine."""
-    roster = Roster.of(
+    expected_replicas = ExpectedReplicas.of(
         Target(
             target_id=name,
             address="",
@@ -209,10 +210,10 @@ def through_messages(
         )
         for name, key in targets.items()
     )
-    windows = table.close(roster.target_ids, Window(start_s=end_s - 5, end_s=end_s))
-    verdicts = judge_all(roster.target_ids, windows, {}, limits_s=roster.limits_s(lambda _: 10.0))
-    values = replica_values(roster, windows, verdicts, None)
-    closed = role_windows(roster, windows, verdicts, values, collector="c", replica_revisions={})
+    windows = table.close(expected_replicas.target_ids, Window(start_s=end_s - 5, end_s=end_s))
+    verdicts = judge_all(expected_replicas.target_ids, windows, {}, limits_s=expected_replicas.limits_s(lambda _: 10.0))
+    values = replica_values(expected_replicas, windows, verdicts, None)
+    closed = role_windows(expected_replicas, windows, verdicts, values, collector="c", replica_revisions={})
     found: dict[MemberKey, RoleSignals] = {}
     for data in [role_window_to_proto(window).SerializeToString() for window in closed]:
         window = role_window_from_proto(pb.RolePartial.FromString(data))

@@ -19,14 +19,14 @@ from lab.virtual.gpu_outputs import GPU_POWER
 from lab.virtual.pool_run import START_S, PoolRun, PoolSetup, WindowPace, run_pool
 from lab.virtual.result import RunResult
 from lab.virtual.servers import ServerState
-from policy_engine.core.vocabulary import MemberKey
+from policy_engine.core.shared.vocabulary import MemberKey
 from simulator.core.memory import OutOfMemory
 from simulator.profiles import packaged_profiles
 from simulator.traces.model import TraceRequest
 from tests.unit.lab.virtual.pools import MODELS, pool_setup, stepped_trace
 from trimtab.domain.operation import Operation
 from trimtab.domain.pool import DesiredPool
-from trimtab.words import LifeCycle, Role
+from trimtab.domain.vocabulary import LifeCycle, Role
 
 DURATION_S = 120.0
 

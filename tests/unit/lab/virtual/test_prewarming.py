@@ -13,7 +13,7 @@ from lab.virtual.control import ShareController
 from lab.virtual.counts import CountController
 from lab.virtual.pool_run import START_S, PoolRun, PoolSetup
 from tests.unit.lab.virtual.pools import MODELS, pool_setup, stepped_trace
-from trimtab.words import LifeCycle
+from trimtab.domain.vocabulary import LifeCycle
 
 DURATION_S = 240.0
 LOST = "large-a-2"

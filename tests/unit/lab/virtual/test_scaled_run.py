@@ -14,7 +14,7 @@ from lab.virtual.scaled_control import ProportionalController, ScaledCounts
 from lab.virtual.scaled_run import ScaledRun, ScaledSetup
 from simulator.profiles import packaged_profiles
 from tests.unit.lab.virtual.services import NAME, PROFILE, policy, ramp, setup
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 
 def proportional(given: ScaledSetup, *, seed: int = 1) -> tuple[ScaledRun, RunResult]:

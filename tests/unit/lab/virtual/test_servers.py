@@ -8,7 +8,7 @@ from lab.virtual.servers import ServerState, VirtualServers
 from simulator.core.memory import GpuId, OutOfMemory
 from simulator.core.requests import EngineRequest, FinishedRequest
 from simulator.profiles import packaged_profiles
-from trimtab.words import Role
+from trimtab.domain.vocabulary import Role
 
 A100 = packaged_profiles()["a100-8b-tp1"]
 TIMES = A100.lifecycle

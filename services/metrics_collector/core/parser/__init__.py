@@ -1,0 +1,1 @@
+"""Takes a page of metrics apart: its layout, the plan of what is read, and rows."""

@@ -1,0 +1,1 @@
+"""Pools: who is pressed, who may give, and the one transition of a tick. Imports of `shared` alone."""
