@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from trimtab.api.store.v1 import engine_pb2
 from trimtab.domain.measurement import NEVER_READ, Measurement, ok
 from trimtab.domain.role_signals import RoleSignals
+from trimtab.domain.vocabulary import Role
 from trimtab.store.message_codec import Codec, Rules
-from trimtab.words import Role
 
 
 @dataclass(frozen=True, slots=True)
