@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
-from trimtab.domain.measurement import NEVER_READ, Measurement, missing
+from trimtab.domain.measurement import Measurement, missing
 from trimtab.domain.observation import RoleObservation
-from trimtab.domain.signals import Latency, Signal
+from trimtab.domain.signals import FRONT_DOOR_FIELDS, P95, ROLE_FIELDS, FrontDoor, Latency, RoleSignals, Signal
 from trimtab.domain.vocabulary import Role
 
-V = TypeVar("V", "RoleSignals", "FrontDoor")
+__all__ = ["FrontDoor", "RoleSignals", "fresh_front_door", "fresh_role", "front_door", "role_signals"]
 
-_P95 = "_p95_s"
+V = TypeVar("V", RoleSignals, FrontDoor)
 
-
-@dataclass(frozen=True, slots=True)
-class RoleSignals:
-    """One role's newest window. Rates are sums over the role's routable replicas; latencies in seconds.
-
-    A field is the signal of its name, or the 95th percentile of the latency of its name.
-    """
-
-    role: Role
-    window_end_s: float | None = None
-    prefill_tps: Measurement = NEVER_READ
-    decode_tps: Measurement = NEVER_READ
-    request_rps: Measurement = NEVER_READ
-    running: Measurement = NEVER_READ
-    waiting: Measurement = NEVER_READ
-    kv_usage_ratio: Measurement = NEVER_READ
-    ttft_p95_s: Measurement = NEVER_READ
-    tpot_p95_s: Measurement = NEVER_READ
-    tbt_p95_s: Measurement = NEVER_READ
-    e2e_p95_s: Measurement = NEVER_READ
-    preemption_rps: Measurement = NEVER_READ
-    prefix_hit_ratio: Measurement = NEVER_READ
-
-
-@dataclass(frozen=True, slots=True)
-class FrontDoor:
-    """What the gateways of a service report: what they hold, and what arrives (per second). A field is a signal."""
-
-    window_end_s: float | None = None
-    held: Measurement = NEVER_READ
-    arrival_rps: Measurement = NEVER_READ
-    arrival_prompt_tps: Measurement = NEVER_READ
-    arrival_output_tps: Measurement = NEVER_READ
-
-
-def _named(view: type[RoleSignals | FrontDoor]) -> list[str]:
-    return [item.name for item in fields(view) if item.name not in ("role", "window_end_s")]
-
-
-_ROLE_SIGNALS: Mapping[str, Signal] = {name: Signal(name) for name in _named(RoleSignals) if not name.endswith(_P95)}
-_ROLE_LATENCIES: Mapping[str, Latency] = {
-    name: Latency(name.removesuffix(_P95)) for name in _named(RoleSignals) if name.endswith(_P95)
-}
-_FRONT_DOOR_SIGNALS: Mapping[str, Signal] = {name: Signal(name) for name in _named(FrontDoor)}
+_ROLE_SIGNALS = {name: Signal(name) for name in ROLE_FIELDS if not name.endswith(P95)}
+_ROLE_LATENCIES = {name: Latency(name.removesuffix(P95)) for name in ROLE_FIELDS if name.endswith(P95)}
+_FRONT_DOOR_SIGNALS = {name: Signal(name) for name in FRONT_DOOR_FIELDS}
 
 
 def role_signals(role: Role, observation: RoleObservation) -> RoleSignals:

@@ -38,25 +38,23 @@ from google.protobuf.message_factory import GetMessageClass
 from trimtab.store.message_fields import (
     Accessor,
     Converter,
+    Entry,
     Form,
     Formed,
     Items,
-    Leaf,
     LeafField,
     LeafList,
     MapField,
     MessageField,
     MessageList,
     Positions,
-    SchemaMismatch,
     Struct,
-    Unreadable,
     Wrapped,
     by_fields,
     by_paths,
     known_bytes,
-    leaf_of,
 )
+from trimtab.store.message_scalars import Leaf, SchemaMismatch, Unreadable, leaf_of
 
 __all__ = ["Codec", "Compiler", "Form", "Rules", "SchemaMismatch", "Unreadable"]
 
@@ -71,13 +69,15 @@ class Rules:
 
     ``ids``: for each type in a repeated field, the fields that tell its elements apart. ``names``: by type, fields that
     are stored under another name. ``only_stored``: by full name of a message, fields that values do not have.
-    ``only_value``: by type, fields that are not stored (they need a default). ``forms``: types with own codecs.
+    ``only_value``: by type, fields that are not stored (they need a default). ``others``: by type, the map of messages
+    that keeps fields without one of their own, by name (they need a default too). ``forms``: types with own codecs.
     """
 
     ids: Mapping[type, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[type, Mapping[str, str]] = field(default_factory=dict)
     only_stored: Mapping[str, frozenset[str]] = field(default_factory=dict)
     only_value: Mapping[type, frozenset[str]] = field(default_factory=dict)
+    others: Mapping[type, str] = field(default_factory=dict)
     forms: Mapping[type, Form] = field(default_factory=dict)
 
 
@@ -160,15 +160,23 @@ class Compiler:
         omitted = self.rules.only_value.get(value_type, frozenset())
         hints = {name: hint for name, hint in hints.items() if name not in omitted}
         stored = descriptor.fields_by_name
+        others = stored[self.rules.others[value_type]] if value_type in self.rules.others else None
         wanted = {names.get(name, name): name for name in hints}
         spare = set(stored) - set(wanted) - self.rules.only_stored.get(descriptor.full_name, frozenset())
-        problems = [f"{value_type.__name__}.{wanted[at]} has no field {at}" for at in sorted(set(wanted) - set(stored))]
+        lacking = set(wanted) - set(stored)
+        if others is not None:
+            spare, lacking = spare - {others.name}, set()
+        problems = [f"{value_type.__name__}.{wanted[at]} has no field {at}" for at in sorted(lacking)]
         problems += [f"{descriptor.full_name}.{at} has no field in {value_type.__name__}" for at in sorted(spare)]
         if problems:
             raise SchemaMismatch(f"{place}: {'; '.join(problems)}")
         for name, hint in hints.items():
             at = names.get(name, name)
-            yield name, at, self._field(hint, stored[at], f"{place}.{name}")
+            if at in stored or others is None:
+                yield name, at, self._field(hint, stored[at], f"{place}.{name}")
+            else:
+                value = others.message_type.fields_by_name["value"].message_type
+                yield name, at, Entry(others.name, at, self.message(hint, value, f"{place}.{name}"))
 
     def leaf(self, hint: Any, at: FieldDescriptor, place: str) -> Leaf:
         """Between a type and a scalar."""

@@ -24,7 +24,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from trimtab.store.message_codec import Codec, Compiler, Rules
-from trimtab.store.message_fields import Accessor, Converter, Leaf, SchemaMismatch, Struct, enum_names, leaf_of
+from trimtab.store.message_fields import Accessor, Converter, Struct
+from trimtab.store.message_scalars import Leaf, SchemaMismatch, enum_names, leaf_of
 
 V = TypeVar("V")
 

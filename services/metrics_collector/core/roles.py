@@ -42,6 +42,9 @@ _HIT_RATIO = SIGNAL_COLUMN[Signal.PREFIX_HIT_RATIO]
 _SLEEPERS = SIGNAL_COLUMN[Signal.ASLEEP_LOAD]
 # What does not come from a replica's page is as good whatever its page is worth.
 _BESIDE_PAGES = frozenset({*_GPU_COLUMNS, _SLEEPERS})
+# Ratios that are means over replicas.
+_MEANS = [SIGNAL_COLUMN[one] for one in PAGE_SIGNALS if one.is_ratio and one is not Signal.PREFIX_HIT_RATIO]
+_GPU_MEANS = [SIGNAL_COLUMN[one] for one in GPU_SIGNALS if one.is_ratio]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,10 +228,9 @@ def _sums(
     weights = np.zeros((len(values), len(Signal)))
     terms = values.copy()
     terms[:, _HIT_RATIO], weights[:, _HIT_RATIO] = hits, queries
-    weights[:, _KV] = 1.0
-    for column in _GPU_COLUMNS:
-        if column != SIGNAL_COLUMN[Signal.GPU_POWER_W]:
-            terms[:, column], weights[:, column] = values[:, column] * expected_replicas.gpus, expected_replicas.gpus
+    weights[:, _MEANS] = 1.0
+    for column in _GPU_MEANS:
+        terms[:, column], weights[:, column] = values[:, column] * expected_replicas.gpus, expected_replicas.gpus
     within = live[:, None] & ~np.isnan(terms)
     within[:, _GPU_COLUMNS] = seen[:, None] & ~np.isnan(terms[:, _GPU_COLUMNS])
     within[:, _SLEEPERS] = ~np.isnan(terms[:, _SLEEPERS])

@@ -68,6 +68,7 @@ RULES = Rules(
         RoleSignals: ("role",),
         UnderWay: ("operation",),
     },
+    others={RoleSignals: "others"},
     forms={
         History: Form(message=engine_pb2.RecommendationHistory, write=_write_history, read=_read_history),
         **{kind.model: _resource_form(kind) for kind in KINDS},

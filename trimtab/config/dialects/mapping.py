@@ -13,7 +13,7 @@ from trimtab.domain.signals import Gauge, Latency
 
 MAX_MAPPING_BYTES = 256 * 1024
 MAX_NAMES = 16
-_RATIOS: frozenset[Quantity] = frozenset({Gauge.KV_USAGE_RATIO, Gauge.KV_USAGE_MAX_RATIO, Gauge.AWAKE})
+_RATIOS: frozenset[Quantity] = frozenset({Gauge.AWAKE, *(gauge for gauge in Gauge if gauge.value.endswith("_ratio"))})
 # A ratio computed by a server may exceed 1 by a rounding error.
 _MOST_RATIO = 1.000001
 _MOST_REQUESTS = 1e6

@@ -6,11 +6,13 @@ services, and Z ignores them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab.config.specs import GuardLimit, Guards
 from trimtab.domain.measurement import NEVER_READ, Measurement, missing, ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
+from trimtab.domain.signals import RATIO, ROLE_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,21 @@ def lost_ratio(*, awake: int, lost: int) -> Measurement:
     return ok(lost / awake) if awake > 0 else missing("none is awake")
 
 
+_UNITS = {RATIO: "", "1/s": "/s"}
+"""As they stand behind a number, where that is not with a space before it."""
+_LIMITED: Mapping[str, tuple[str, str]] = {
+    **{
+        name: (ROLE_FIELDS[name].title, _UNITS.get(ROLE_FIELDS[name].unit, f" {ROLE_FIELDS[name].unit}"))
+        for name in Guards.model_fields
+        if name in ROLE_FIELDS
+    },
+    "queue_growth_rps": ("queue growth", "/s"),
+    "lost_ratio": ("share of replicas lost", ""),
+}
+"""Fields of `Guards`, in order: name and unit of what they limit. It is the field of `RoleSignals` of that name, or one
+of those that only the engine knows."""
+
+
 def check_guards(
     guards: Guards | None,
     view: RoleSignals,
@@ -65,18 +82,14 @@ def check_guards(
     """The limits that the window passes. A signal that cannot be used passes none; donors are checked for quality."""
     if guards is None:
         return GuardState()
-    checks: tuple[tuple[str, GuardLimit | None, Measurement, str], ...] = (
-        ("TTFT p95", guards.ttft_p95_s, view.ttft_p95_s, " s"),
-        ("TPOT p95", guards.tpot_p95_s, view.tpot_p95_s, " s"),
-        ("KV usage", guards.kv_usage_ratio, view.kv_usage_ratio, ""),
-        ("E2E p95", guards.e2e_p95_s, view.e2e_p95_s, " s"),
-        ("preemptions", guards.preemption_rps, view.preemption_rps, "/s"),
-        ("queue growth", guards.queue_growth_rps, queue_growth, "/s"),
-        ("share of replicas lost", guards.lost_ratio, lost, ""),
-    )
+    own = {"queue_growth_rps": queue_growth, "lost_ratio": lost}
     soft = hard = ""
-    for name, limit, signal, unit in checks:
-        if limit is None or not signal.usable:
+    for field, (name, unit) in _LIMITED.items():
+        limit: GuardLimit | None = getattr(guards, field)
+        if limit is None:
+            continue
+        signal: Measurement = own[field] if field in own else getattr(view, field)
+        if not signal.usable:
             continue
         value = signal.number(0.0)
         if limit.soft is not None and value > limit.soft and not soft:

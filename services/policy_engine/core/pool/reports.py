@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from policy_engine.core.pool.guards import GuardState
 from policy_engine.core.pool.load import Load
 from policy_engine.core.pool.tss import Share
-from policy_engine.core.shared.draft import CountChange, NamedSignal, Transition
+from policy_engine.core.shared.draft import CountChange, NamedSignal, Transition, named_signals
 from policy_engine.core.shared.vocabulary import MemberKey
 from trimtab.domain.measurement import ok
 from trimtab.domain.role_signals import FrontDoor, RoleSignals
+from trimtab.domain.signals import ROLE_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ def count_changes(reports: tuple[MemberReport, ...], transition: Transition) -> 
     return tuple(found)
 
 
+_FIRST = (
+    "decode_tps", "prefill_tps", "running", "waiting", "held",
+    "ttft_p95_s", "tpot_p95_s", "kv_usage_ratio", "e2e_p95_s", "preemption_rps",
+)  # fmt: skip
+_UNSHOWN = frozenset({"request_rps", "tbt_p95_s", "prefix_hit_ratio"})
+_POOL_INPUTS = (*_FIRST, *(name for name in ROLE_FIELDS if name not in _UNSHOWN and name not in _FIRST))
+"""The signals of a member that a pool's decision records show: every field of `RoleSignals`, but for a few."""
+
+
 def pool_inputs(
     views: Mapping[MemberKey, RoleSignals], fronts: Mapping[str, FrontDoor], reports: tuple[MemberReport, ...]
 ) -> tuple[NamedSignal, ...]:
@@ -46,18 +56,7 @@ def pool_inputs(
     for item in reports:
         view = views.get(item.key, RoleSignals(role=item.key.role))
         front = fronts.get(item.key.service, FrontDoor())
-        found += [
-            NamedSignal(f"{item.key} decode_tps", "tokens/s", view.decode_tps),
-            NamedSignal(f"{item.key} prefill_tps", "tokens/s", view.prefill_tps),
-            NamedSignal(f"{item.key} running", "requests", view.running),
-            NamedSignal(f"{item.key} waiting", "requests", view.waiting),
-            NamedSignal(f"{item.key} held", "requests", front.held),
-            NamedSignal(f"{item.key} ttft_p95", "s", view.ttft_p95_s),
-            NamedSignal(f"{item.key} tpot_p95", "s", view.tpot_p95_s),
-            NamedSignal(f"{item.key} kv_usage", "ratio", view.kv_usage_ratio),
-            NamedSignal(f"{item.key} e2e_p95", "s", view.e2e_p95_s),
-            NamedSignal(f"{item.key} preemptions", "1/s", view.preemption_rps),
-        ]
+        found += named_signals(str(item.key), _POOL_INPUTS, view, front)
         if item.load is not None:
             found += _of_load(item.key, item.load)
     return tuple(found)

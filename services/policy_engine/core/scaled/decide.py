@@ -18,7 +18,7 @@ from policy_engine.core.scaled.recommend import (
 )
 from policy_engine.core.scaled.stabilise import History, bound, remember, stabilise
 from policy_engine.core.scaled.units import RoleCounts, UnitBounds, UnitShape, ceil_units, shape_of, unit_bounds
-from policy_engine.core.shared.draft import CountChange, Draft, HoldNotes, NamedSignal, note_clamps
+from policy_engine.core.shared.draft import CountChange, Draft, HoldNotes, NamedSignal, named_signals, note_clamps
 from policy_engine.core.shared.vocabulary import Clamp, ClampKind, DecisionKind, Rule
 from trimtab.config.resources import ServicePolicy
 from trimtab.config.specs import PolicyKind, Proportional
@@ -299,18 +299,15 @@ def _draft(
     )
 
 
+_INPUTS = ("decode_tps", "prefill_tps", "running", "waiting", "ttft_p95_s", "tbt_p95_s")
+"""The signals of a role that a scaled service's decision records show."""
+
+
 def _inputs(name: str, tick: _Tick) -> tuple[NamedSignal, ...]:
     found: list[NamedSignal] = []
     for view in tick.views:
         label = name if view.role == Role.COLOCATED else f"{name}/{view.role.value}"
-        found += [
-            NamedSignal(f"{label} decode_tps", "tokens/s", view.decode_tps),
-            NamedSignal(f"{label} prefill_tps", "tokens/s", view.prefill_tps),
-            NamedSignal(f"{label} running", "requests", view.running),
-            NamedSignal(f"{label} waiting", "requests", view.waiting),
-            NamedSignal(f"{label} ttft_p95", "s", view.ttft_p95_s),
-            NamedSignal(f"{label} tbt_p95", "s", view.tbt_p95_s),
-        ]
+        found += named_signals(label, _INPUTS, view, tick.front)
     found.append(NamedSignal(f"{name} held", "requests", tick.front.held))
     return tuple(found)
 

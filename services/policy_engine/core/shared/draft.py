@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from policy_engine.core.shared.vocabulary import Candidate, Clamp, ClampKind, DecisionKind, Rule
 from trimtab.domain.measurement import Measurement
+from trimtab.domain.role_signals import FrontDoor, RoleSignals
+from trimtab.domain.signals import FRONT_DOOR_FIELDS, ROLE_FIELDS
 from trimtab.domain.vocabulary import Role
 
 HOLD_MEMORY_S = 60.0
@@ -22,6 +25,16 @@ class NamedSignal:
     name: str
     unit: str
     signal: Measurement
+
+
+def named_signals(label: str, names: Iterable[str], view: RoleSignals, front: FrontDoor) -> list[NamedSignal]:
+    """Measurements of a role or its front door as decision records show them, by the names of their fields."""
+    found: list[NamedSignal] = []
+    for name in names:
+        of_role = name in ROLE_FIELDS
+        shown = ROLE_FIELDS[name] if of_role else FRONT_DOOR_FIELDS[name]
+        found.append(NamedSignal(f"{label} {shown.name}", shown.unit, getattr(view if of_role else front, name)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

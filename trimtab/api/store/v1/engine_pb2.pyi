@@ -750,6 +750,27 @@ class RoleWindow(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class OthersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Measurement: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Measurement | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROLE_FIELD_NUMBER: _builtins.int
     WINDOW_END_S_FIELD_NUMBER: _builtins.int
     PREFILL_TPS_FIELD_NUMBER: _builtins.int
@@ -764,6 +785,7 @@ class RoleWindow(_message.Message):
     E2E_P95_S_FIELD_NUMBER: _builtins.int
     PREEMPTION_RPS_FIELD_NUMBER: _builtins.int
     PREFIX_HIT_RATIO_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     role: _types_pb2.Role.ValueType
     window_end_s: _builtins.float
     @_builtins.property
@@ -790,6 +812,10 @@ class RoleWindow(_message.Message):
     def preemption_rps(self) -> _types_pb2.Measurement: ...
     @_builtins.property
     def prefix_hit_ratio(self) -> _types_pb2.Measurement: ...
+    @_builtins.property
+    def others(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Measurement]:
+        """Signals without a field of their own, by name."""
+
     def __init__(
         self,
         *,
@@ -807,10 +833,11 @@ class RoleWindow(_message.Message):
         e2e_p95_s: _types_pb2.Measurement | None = ...,
         preemption_rps: _types_pb2.Measurement | None = ...,
         prefix_hit_ratio: _types_pb2.Measurement | None = ...,
+        others: _abc.Mapping[_builtins.str, _types_pb2.Measurement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_window_end_s", b"_window_end_s", "decode_tps", b"decode_tps", "e2e_p95_s", b"e2e_p95_s", "kv_usage_ratio", b"kv_usage_ratio", "preemption_rps", b"preemption_rps", "prefill_tps", b"prefill_tps", "prefix_hit_ratio", b"prefix_hit_ratio", "request_rps", b"request_rps", "running", b"running", "tbt_p95_s", b"tbt_p95_s", "tpot_p95_s", b"tpot_p95_s", "ttft_p95_s", b"ttft_p95_s", "waiting", b"waiting", "window_end_s", b"window_end_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_end_s", b"_window_end_s", "decode_tps", b"decode_tps", "e2e_p95_s", b"e2e_p95_s", "kv_usage_ratio", b"kv_usage_ratio", "preemption_rps", b"preemption_rps", "prefill_tps", b"prefill_tps", "prefix_hit_ratio", b"prefix_hit_ratio", "request_rps", b"request_rps", "role", b"role", "running", b"running", "tbt_p95_s", b"tbt_p95_s", "tpot_p95_s", b"tpot_p95_s", "ttft_p95_s", b"ttft_p95_s", "waiting", b"waiting", "window_end_s", b"window_end_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_end_s", b"_window_end_s", "decode_tps", b"decode_tps", "e2e_p95_s", b"e2e_p95_s", "kv_usage_ratio", b"kv_usage_ratio", "others", b"others", "preemption_rps", b"preemption_rps", "prefill_tps", b"prefill_tps", "prefix_hit_ratio", b"prefix_hit_ratio", "request_rps", b"request_rps", "role", b"role", "running", b"running", "tbt_p95_s", b"tbt_p95_s", "tpot_p95_s", b"tpot_p95_s", "ttft_p95_s", b"ttft_p95_s", "waiting", b"waiting", "window_end_s", b"window_end_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__window_end_s: _TypeAlias = _typing.Literal["window_end_s"]  # noqa: Y015
     _WhichOneofArgType__window_end_s: _TypeAlias = _typing.Literal["_window_end_s", b"_window_end_s"]  # noqa: Y015
