@@ -3,7 +3,7 @@
 With Trimtab deciding, a few milliseconds become another transition, and with it other latencies for half a minute: what
 one run measures is one draw. So several traces are served, each live once and on virtual time `DRAWN` times, and
 quantiles are taken of all requests of all runs together. How far such a live measurement would be off by chance alone,
-were both worlds the same, is reckoned by drawing one virtual run for each trace, many times.
+were live and virtual behaviour the same, is estimated by drawing one virtual run for each trace, many times.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ PASSED_ON_S = 0.0045
 another time, up to twice as much; one that misses the start of an iteration by that may come to another server."""
 DRAWS = 500
 SAMPLING_SHARE = 0.9
-"""Of the draws lie within the sampling error that is reported."""
+"""The share of draws within the sampling error that is reported."""
 GRACE_S = 600.0
 LIVE_PACE = ActuatorPace(acknowledge_s=0.01, answer_s=0.008, again_s=0.01)
 """What calls, looks and acknowledgements take between processes: the figures are in docs/virtual-time.md."""

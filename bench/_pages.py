@@ -1,6 +1,6 @@
 """Child of ``bench.scrape``: answers as thousands of vLLM servers would, at next to no cost.
 
-One port, many loopback addresses: each is a server. Answers are made beforehand. ``/served`` counts them by who asked.
+One port, many loopback addresses: each is a server. Answers are made beforehand. ``/served`` counts them by client.
 Every ``hang_every``-th address takes requests and never answers.
 """
 
@@ -60,7 +60,7 @@ class Server(asyncio.Protocol):
         self._hangs = self.hang_every > 0 and index >= 0 and index % self.hang_every == 0
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop. Nobody pipelines here: a request ends where the data ends."""
+        """Called by the loop. No client pipelines here: a request ends where the data ends."""
         data = self._rest + data
         if not data.endswith(b"\r\n\r\n"):
             self._rest = data

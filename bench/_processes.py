@@ -40,7 +40,7 @@ class Measured:
 
 
 def free_port() -> int:
-    """One that nobody listens on, below those that the system gives to clients."""
+    """A free port, below those that the system gives to clients."""
     for port in range(21_000 + os.getpid() % 5_000, 30_000):
         with socket.socket() as probe:
             try:
@@ -57,7 +57,7 @@ _GIVEN: set[int] = set()
 
 
 def await_port(port: int) -> None:
-    """Wait until somebody listens. Raises ``TimeoutError``."""
+    """Wait until a server listens. Raises ``TimeoutError``."""
     give_up = time.monotonic() + 30
     while True:
         with socket.socket() as probe:
@@ -91,7 +91,7 @@ class Fleet:
     port: int
 
     def served(self) -> Mapping[str, int]:
-        """Answers so far, by who asked."""
+        """Answers so far, by client."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/served", timeout=10) as answer:
             found: dict[str, int] = json.loads(answer.read())
         return found

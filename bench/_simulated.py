@@ -12,7 +12,7 @@ REAL_PAGE_BYTES = 65_000
 
 
 def simulated_page() -> bytes:
-    """After 50 requests, a sleep and a wake; padded with families that nobody reads to the size of a real page."""
+    """After 50 requests, a sleep and a wake; padded with unused families to the size of a real page."""
 
     async def work() -> bytes:
         profile = packaged_profiles()["a100-8b-tp1"]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One thing that production and the lab do.
+    """One task that production and the lab both do.
 
     `production` and `lab` are files from the root; one of each side has to call each function of `shared`, which are
     dotted names. `gone` are (file, function): the file may be gone too.

@@ -26,7 +26,7 @@ class Cell:
 
     @property
     def donor(self) -> str:
-        """Who gives; empty where a GPU is idle."""
+        """The donor; empty where a GPU is idle."""
         return f"giver-{self.number}" if self.kind == "donor" else ""
 
     @property
@@ -61,7 +61,7 @@ class Cell:
 
 
 def document(kind: str, name: str, spec: Mapping[str, object]) -> dict[str, object]:
-    """A resource as its YAML says it."""
+    """A resource in YAML."""
     return {"apiVersion": "trimtab.dev/v1", "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
 
 

@@ -1,8 +1,8 @@
-"""What happened between one step in demand and its wake call, from what the services have written down.
+"""The events between one step in demand and its wake call, from the records of the services.
 
 Windows come from the collector's history in the store, whose entries carry the time at which they were written;
 decisions and the window that each rests on from the engine's records; steps from the actuator's operation. Beside it
-stands how long each process waited for a CPU meanwhile (Linux): what the machine added, and no timer of Trimtab's.
+is how long each process waited for a CPU meanwhile (Linux): what the machine added, and no timer of Trimtab's.
 All times are seconds since the step.
 """
 
@@ -39,7 +39,7 @@ class WindowSeen:
 
     @property
     def shows_demand(self) -> bool:
-        """Whether a share could be reckoned from it: a request on average, or one that waits."""
+        """Whether a share could be computed from it: a request on average, or one that waits."""
         return (self.running or 0.0) >= 1.0 or (self.waiting or 0.0) > 0.0
 
 

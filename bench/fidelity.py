@@ -60,7 +60,7 @@ def by_model(table: Sequence[SiliconRow], errors: Array) -> dict[str, dict[str, 
 
 
 def scatter(perf: Path) -> dict[str, dict[str, float]]:
-    """How far repeats of a row lie apart, over vLLM's rows of every model: relative to the group's mean."""
+    """The spread of repeats of a row, over vLLM's rows of every model: relative to the group's mean."""
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for row in rows(perf / "aiconfigurator" / "silicon_e2e.csv.gz"):
         if (row["backend"], row["mode"]) != ("vllm", "agg"):

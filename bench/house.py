@@ -66,7 +66,7 @@ def imports_up(root: Path) -> list[str]:
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, module) of all imports, wherever they stand; `import_module` of a written-out name is one."""
+    """(line, module) of all imports, at any place in the file; `import_module` of a written-out name is one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -154,7 +154,7 @@ def production_install_ratio(baseline: str, commit: str, cache: Path) -> Measure
 
 
 def _cached(path: Path, measure: Callable[[], dict[str, int]]) -> dict[str, int]:
-    """Figures of an earlier run, which say the same of the same two commits, or new ones."""
+    """Figures of an earlier run of the same two commits, or new ones."""
     if path.is_file():
         kept: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
         return kept

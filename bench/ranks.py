@@ -8,9 +8,9 @@ shipped one held to the bars, and of raw signals. Z ranks as it does for the arb
 
 Two designs. `own`, which the bars are of, is TRE's: each model has loads of its own, from health to trouble
 (`lab.calibration.ranges`). `joint` has the suite's loads, at which the split over all models together keeps the
-SLO for so many requests; a model may be in health nearly throughout there. In both, *all raw signals together* is what
-their nearest neighbours on a training seed of the same traces say of health: how much the signals of a window hold.
-`python -m bench.stage_ranks` asks the same of the stages of disaggregated services.
+SLO for so many requests; a model may be in health nearly throughout there. In both, *all raw signals together* is the
+health of their nearest neighbours on a training seed of the same traces: how much the signals of a window hold.
+`python -m bench.stage_ranks` does the same for the stages of disaggregated services.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def run(seeds: int) -> dict[str, object]:
 
 
 def bars(spearmans: Mapping[str, Ranks]) -> list[dict[str, object]]:
-    """What is asked of the shipped form, from correlations by signal."""
+    """The bars of the shipped form, from correlations by signal."""
     z_ranks = spearmans[f"Z ({SHIPPED})"]
     lead = {
         name: None if rank is None else rank - max(abs(spearmans[raw][name] or 0.0) for raw in RAW)

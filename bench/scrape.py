@@ -78,7 +78,7 @@ def find_page(given: Path | None) -> tuple[bytes, str]:
 
 
 def filter_page(page: bytes, names: Sequence[str]) -> bytes:
-    """What ``/metrics/?name[]=…`` answers: the samples that are asked for, under their families' headers."""
+    """The answer of ``/metrics/?name[]=…``: the requested samples, under their families' headers."""
     wanted = frozenset(name.encode() for name in names)
     families = wanted | {name.removesuffix(suffix) for name in wanted for suffix in (b"_bucket", b"_sum", b"_count")}
     kept: list[bytes] = []
@@ -225,7 +225,7 @@ def _buckets(page: str) -> dict[float, float]:
 
 
 def _quantile(grown: Mapping[float, float], share: float) -> float:
-    """Seconds; the largest finite bound where the rank lies above it."""
+    """Seconds; the largest finite bound where the rank is above it."""
     bounds = sorted(grown)
     found = Histogram(upper_bounds=bounds, cumulative=[grown[bound] for bound in bounds], total=0.0).quantile(share)
     return 0.0 if found is None else found[0]

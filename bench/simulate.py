@@ -3,7 +3,7 @@
 Eight H100 replicas serve the whole Azure conversation trace; fleets of 8 to 1,000 serve a trace of constant load per
 replica, with bursts and lengths as ServeGen's large language model service has them. Without the recorded material
 (``--material``, else TRIMTAB_TEST_MATERIAL) traces of the same rates and mean lengths are generated, and the report
-says so. Timed are routing, engines and records, and for the fleets the making of the trace piece by piece, in CPU
+notes it. Timed are routing, engines and records, and for the fleets the making of the trace piece by piece, in CPU
 seconds. For comparison the stepping engine, which does every iteration, serves the same first minutes.
 """
 
@@ -203,7 +203,7 @@ def run(material: Path | None) -> dict[str, object]:
 def parsed(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """`json`, and `material`: the folder with data/traces, or None where none is named.
 
-    Ends the program for one that is named and not there: who names it does not want another trace.
+    Ends the program for one that is named and missing, in place of using another trace.
     """
     parser = argparse.ArgumentParser(description="simulated seconds per CPU second, and growth with replicas")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -218,7 +218,7 @@ def fitted(fits: Mapping[str, Windows], role: Role) -> dict[Form, dict[str, Toke
 
 
 def bars(role: Role, found: Mapping[str, tuple[Ranks, Ranks]]) -> list[Bar]:
-    """What is asked of a stage's shipped form."""
+    """The bars of a stage's shipped form."""
     shipped = found[form_words(Form.ANSWERS, role)][0]
     lead = {
         name: (_DOWN if rank is None else rank) - max(abs(found[raw][0][name] or 0.0) for raw in RAW)

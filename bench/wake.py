@@ -108,7 +108,7 @@ class Measured:
 
     @property
     def p99_s(self) -> float | None:
-        """Of the wake calls; None when a step brought none, for that one took for ever."""
+        """Of the wake calls; None when a step brought none, which counts as infinitely late."""
         return None if self.missed or not self.steps else percentile([step.called_s for step in self.steps], 0.99)
 
 
@@ -310,7 +310,7 @@ class Bench:
 
 
 def bars(measured: Mapping[str, Measured]) -> list[dict[str, object]]:
-    """Each p99 beside what is asked of it."""
+    """Each p99 beside its bar."""
     idle_s = SCRAPE_S + FAST_S + ALLOWANCE_S
     asked = {"idle": idle_s, "donor": idle_s + DRAIN_S + packaged_profiles()[PROFILE].lifecycle.sleep_s}
     found: list[dict[str, object]] = []

@@ -1,8 +1,8 @@
 """Digests of decisions and outcomes of seeded runs on virtual time: ``python -m bench.witness [--json] [--write]``.
 
-A change of structure leaves every digest as it stands in ``witness.json``; a change of behaviour names the cases whose
+A change of structure leaves every digest as in ``witness.json``; a change of behaviour names the cases whose
 digests it moves, and writes the file anew with ``--write``. Each case is a seeded run of the laboratory or of a pure
-core: requests' times, the fleet's timeline, and every decision that was worth a record, with the numbers in it.
+core: requests' times, the fleet's timeline, and every recorded decision, with the numbers in it.
 
 A digest is over plain values in the order of their fields. Names of types and of fields do not enter, so that a rename
 moves nothing. Numbers enter with nine significant digits: two machines may differ in the last bit of a logarithm.
@@ -90,7 +90,7 @@ def _text(given: object) -> str:
 
 
 def digest(given: object) -> str:
-    """Sixteen hexadecimal digits that stand for all values in `given`."""
+    """Sixteen hexadecimal digits: the digest of all values in `given`."""
     text = hashlib.sha256()
     for value in values_of(given):
         text.update(value.encode())

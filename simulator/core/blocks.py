@@ -1,7 +1,7 @@
 """Paged KV cache: a fixed number of blocks, shared by hash, evicted in least-recently-used order.
 
 A block is *private* to a sequence, *shared* under a prompt hash with a reference count, or *idle*: cached under its
-hash, used by nobody, taken back when space is needed. Usage counts private and shared blocks only, as vLLM's gauge
+hash, used by no sequence, evicted when space is needed. Usage counts private and shared blocks only, as vLLM's gauge
 does. Limits: only full prompt blocks get a hash; generated tokens are never reused by another request.
 """
 
@@ -36,7 +36,7 @@ class BlockPool:
 
     @property
     def idle_blocks(self) -> int:
-        """Cached blocks that nobody holds."""
+        """Cached blocks that no sequence holds."""
         return len(self._idle)
 
     @property
@@ -92,7 +92,7 @@ class BlockPool:
         return True
 
     def release(self, private_blocks: int, hashes: Sequence[int]) -> None:
-        """Give blocks back; shared ones nobody else holds become idle, a prompt's tail first to be evicted."""
+        """Free blocks; shared ones without another holder become idle, a prompt's tail first to be evicted."""
         if private_blocks > self._private_blocks:
             raise ValueError(f"cannot release {private_blocks} private blocks of {self._private_blocks}")
         self._private_blocks -= private_blocks

@@ -128,7 +128,7 @@ def _merged(pieces: list[_Piece]) -> list[_Piece]:
 
 
 class DecodeCurves:
-    """The curves of one iteration model, made when first asked for; engines with the same model can share them."""
+    """The curves of one iteration model, made on first use; engines with the same model can share them."""
 
     def __init__(self, timing: IterationModel, max_kv_tokens: int) -> None:
         self.timing = timing

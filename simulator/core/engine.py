@@ -113,9 +113,9 @@ class Engine(EngineBase[Sequence]):
         return ended_s
 
     def end_step(self, ended_s: float | None = None) -> StepOutcome:
-        """Finish the iteration under way and say what it brought; raises ValueError when there is none.
+        """Finish the iteration under way and return its results; raises ValueError when there is none.
 
-        It ends when `begin_step` said, or at `ended_s` when something held it up.
+        It ends at the time that `begin_step` returned, or at `ended_s` when it was held up.
         """
         step = self._step
         if step is None:

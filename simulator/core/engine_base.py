@@ -30,7 +30,7 @@ class Sequence:
     shared: list[int] = dataclasses.field(default_factory=list)
     published_blocks: int = 0
     own_hashes: tuple[int, ...] = ()
-    """Hashes of full blocks behind the prompt's, given when it was preempted: nobody else has them."""
+    """Hashes of full blocks behind the prompt's, given when it was preempted: no other sequence has them."""
     cached_tokens: int = 0
     external_tokens: int = 0
     external_ready_s: float | None = None

@@ -1,12 +1,12 @@
 """The engine of `simulator.core.engine`, jumping over runs of iterations in which nothing changes.
 
-While every running sequence decodes and nobody can be admitted, each iteration does the same: one token for each, one
+While every running sequence decodes and none can be admitted, each iteration does the same: one token for each, one
 block for those whose last block is full. Such a run lasts until the first sequence ends, blocks run out, a request
 arrives that can be admitted, or KV arrives from elsewhere; its time and its blocks are closed forms. All other
 iterations (those with prefill, those that preempt) are done one by one. Property tests hold both engines equal.
 
-Drive it by events: `next_s` says when something happens next; call `advance` up to the time of whatever happens
-outside (an arrival, an observation), then `submit`, `abort`, `release_held`, `stop`, `resume` or `observe` at that
+Drive it by events: `next_s` is the time of the next event inside; call `advance` up to the time of an event outside
+(an arrival, an observation), then `submit`, `abort`, `release_held`, `stop`, `resume` or `observe` at that
 time. What arrives at the very end of an iteration takes part in the next one. Per decoding sequence nothing is touched
 in a run (`simulator.core.decode_batch`).
 """
@@ -55,7 +55,7 @@ class EventEngine(EngineBase[Runner]):
             raise ValueError("the curves belong to another iteration model")
         self._curves = curves if curves is not None else DecodeCurves(timing, limits.kv_capacity_tokens)
         self.next_s = _NEVER_S
-        """When the next thing happens inside; infinity when only a call from outside can change anything."""
+        """The time of the next event inside; infinity when only a call from outside can change anything."""
         self.gaps: list[tuple[float, int]] | None = None
         """Set to a list to collect (mean seconds between tokens, how many tokens) of every run and iteration."""
         self.first_tokens: list[Runner] | None = None
@@ -94,7 +94,7 @@ class EventEngine(EngineBase[Runner]):
         elif ready_s is not None:
             self._reconsider(ready_s)
         elif len(self._waiting) == 1 and len(self._running) < self.limits.max_num_seqs:
-            # Behind a head that does not fit, nobody is admitted either: the run goes on.
+            # Behind a head that does not fit, no request is admitted either: the run goes on.
             self._reconsider(now_s)
 
     def advance(self, until_s: float) -> list[FinishedRequest]:
@@ -105,7 +105,7 @@ class EventEngine(EngineBase[Runner]):
         return finished
 
     def fire(self) -> list[FinishedRequest]:
-        """Let the next thing happen, at `next_s`; what finished. Raises ValueError when nothing is to happen."""
+        """Process the next event, at `next_s`; the finished requests. Raises ValueError when there is none."""
         now_s = self.next_s
         if now_s == _NEVER_S:
             raise ValueError("nothing is to happen in this engine")

@@ -1,4 +1,4 @@
-"""HBM of every GPU: who holds how much; a claim that does not fit is refused whole, like CUDA's out of memory."""
+"""HBM of every GPU and its holders; a claim that does not fit is refused whole, like CUDA's out of memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GpuMemory:
         return sum(claims.get(owner, 0.0) for claims in self._claims.values())
 
     def owners(self, gpu: GpuId) -> tuple[str, ...]:
-        """Who holds memory of a GPU, sorted."""
+        """The holders of memory of a GPU, sorted."""
         return tuple(sorted(self._claims[gpu]))
 
     def set_claim(self, owner: str, gpus: Iterable[GpuId], gib_per_gpu: float) -> OutOfMemory | None:
@@ -55,7 +55,7 @@ class GpuMemory:
         wanted = tuple(gpus)
         for gpu in wanted:
             others = sum(gib for name, gib in self._claims[gpu].items() if name != owner)
-            # A claim that shrinks or stays always passes: memory in hand is never out of memory.
+            # A claim that shrinks or stays always passes: memory already held is never out of memory.
             if gib_per_gpu > self._claims[gpu].get(owner, 0.0) and others + gib_per_gpu > self.capacity_gib[gpu] + 1e-9:
                 return OutOfMemory(gpu, self.capacity_gib[gpu], others, gib_per_gpu)
         for gpu in wanted:

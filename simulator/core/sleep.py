@@ -1,8 +1,8 @@
-"""vLLM's sleep, wake, pause and resume as a table of states; what each answers is in docs/simulator.md.
+"""vLLM's sleep, wake, pause and resume as a table of states; the answers of each are in docs/simulator.md.
 
-Sleeping takes memory tags away (`weights`, `kv_cache`) and stops the scheduler; level 0 stops the scheduler only.
-Waking gives tags back, all of them or those named, and starts the scheduler once none is missing. `/pause` stops the
-scheduler and takes nothing, so `/is_sleeping` is true after it while `engine_sleep_state` still says awake.
+Sleeping frees memory tags (`weights`, `kv_cache`) and stops the scheduler; level 0 stops the scheduler only. Waking
+restores tags, all of them or those named, and starts the scheduler once none is missing. `/pause` stops the scheduler
+and frees nothing, so `/is_sleeping` is true after it while `engine_sleep_state` is still awake.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SleepState:
 
     @property
     def is_sleeping(self) -> bool:
-        """What `/is_sleeping` says; true after `/pause` too."""
+        """The answer of `/is_sleeping`; true after `/pause` too."""
         return self.paused or bool(self.missing)
 
     @property

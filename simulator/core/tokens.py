@@ -1,4 +1,4 @@
-"""Deterministic text: what a simulated model says depends on what stands before it, and on nothing else.
+"""Deterministic text: the output of a simulated model depends on the text before it, and on nothing else.
 
 A string is counted at four characters a token, rounded up. Every generated token is four characters, a blank and
 three letters, so `tokens(prompt + text so far) = tokens(prompt) + tokens so far`. The next token is a function of the
@@ -116,7 +116,7 @@ class TextCursor:
 
     @classmethod
     def after(cls, prompt: Prompt) -> TextCursor:
-        """The cursor that stands behind `prompt`."""
+        """The cursor behind `prompt`."""
         return cls(last_token_id(prompt), count_tokens(prompt))
 
     def take(self, tokens: int) -> list[int]:
@@ -155,7 +155,7 @@ def plan_output(
     may_end: bool = False,
     include_stop: bool = False,
 ) -> OutputPlan:
-    """Say beforehand how the answer to `prompt` ends.
+    """Determine beforehand how the answer to `prompt` ends.
 
     `may_end` lets the model end its answer by itself (about every 256 tokens); `stop` are strings that end it. Neither
     ends it before `min_tokens`.

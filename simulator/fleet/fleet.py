@@ -99,7 +99,7 @@ class Fleet:
             return False
         if name not in self._deletions:
             self._deletions[name] = asyncio.get_running_loop().create_task(self._delete(name))
-        # Who asked may go away; the deletion goes on.
+        # The caller may go away; the deletion goes on.
         await asyncio.shield(self._deletions[name])
         return True
 
@@ -176,7 +176,7 @@ class Fleet:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def restore(self) -> int:
-        """Start the replicas of the state file; says how many.
+        """Start the replicas of the state file and return their number.
 
         Raises FleetConfigError when the file cannot be read or written, or a replica does not fit the nodes any more.
         """

@@ -1,4 +1,4 @@
-"""The fleet's own Prometheus metrics, collected from its state when they are asked for."""
+"""The fleet's own Prometheus metrics, collected from its state on request."""
 
 from __future__ import annotations
 

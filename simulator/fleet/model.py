@@ -1,4 +1,4 @@
-"""What the fleet is told: nodes from a `Topology` file, replicas from the admin API; parsed and checked at the edge."""
+"""Input of the fleet: nodes from a `Topology` file, replicas from the admin API; parsed and checked at the edge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Name = Annotated[str, pydantic.Field(pattern=_NAME)]
 
 
 class FleetConfigError(ValueError):
-    """The node file or a request cannot be used; the text says where and why."""
+    """The node file or a request cannot be used; the text has the place and the reason."""
 
 
 class ConflictError(ValueError):
@@ -41,7 +41,7 @@ class _Written(_Frozen):
 
 
 class Node(_Written):
-    """One machine: where it stands in the topology and which GPUs it has."""
+    """One machine: its place in the topology and its GPUs."""
 
     node: Name
     cluster: Name = "local"
@@ -55,7 +55,7 @@ class Node(_Written):
 
     @property
     def memory_gib(self) -> float:
-        """HBM of one GPU; raises FleetConfigError when neither the node nor its GPU type says it."""
+        """HBM of one GPU; raises FleetConfigError when neither the node nor its GPU type defines it."""
         if self.gpu_memory_gib is not None:
             return self.gpu_memory_gib
         named = _MEMORY_IN_TYPE.search(self.gpu_type)
@@ -148,7 +148,7 @@ class ReplicaSpec(_Frozen):
     role: Literal["colocated", "prefill", "decode", "prefill-attention", "prefill-ffn"] = "colocated"
     """Shown and counted by; what a server does follows from the requests it gets."""
     model: Annotated[str, pydantic.Field(min_length=1, max_length=200)]
-    """The name the server serves; the profile says what it costs."""
+    """The name the server serves; the profile defines its costs."""
     node: Name
     gpu_indices: Annotated[list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(min_length=1, max_length=128)]
     profile: str = ""

@@ -35,7 +35,7 @@ _STABLE_AFTER_S = 60.0
 
 
 class ReplicaState(enum.StrEnum):
-    """What the admin API says of a replica."""
+    """The admin API's view of a replica."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -140,7 +140,7 @@ class Replica:
         return refused
 
     def release_remote_kv(self, engine_id: str, request_id: str) -> None:
-        """Tell the prefill server that its KV was fetched; when it is gone, so is the KV."""
+        """Notify the prefill server that its KV was fetched; when it is gone, so is the KV."""
         peer = self._host.peer(engine_id)
         if peer is not None:
             peer.release_kv(request_id)

@@ -3,7 +3,7 @@
 Answers are streamed. While one runs, only its chunks' times are noted; it is read when it has ended, so that the client
 takes as little as possible of a machine that it shares with the fleet. Times start at the planned arrival.
 
-Limits: one process and one thread; `late_s` of the records says when that was not enough.
+Limits: one process and one thread; `late_s` of the records shows when that was not enough.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Answer:
 
     text: str
     completion_tokens: int | None
-    """As `usage` says."""
+    """From `usage`."""
     finish_reason: str | None
     error: str | None
     done: bool
 
 
 def read_answer(data: bytes) -> Answer:
-    """What a stream of events says. Raises ValueError or TypeError for events that are not JSON objects."""
+    """Parse a stream of events. Raises ValueError or TypeError for events that are not JSON objects."""
     text: list[str] = []
     tokens: int | None = None
     reason: str | None = None
@@ -239,7 +239,7 @@ class _Run:
         self.lost += record.outcome is not Outcome.OK
 
     def progress(self, duration_s: float) -> ReplayProgress:
-        """Where it stands now."""
+        """Its progress now."""
         return ReplayProgress(
             elapsed_s=time.monotonic() - self.start_s,
             duration_s=duration_s,
@@ -252,14 +252,14 @@ class _Run:
 
 
 def _received_tokens(answer: Answer, expected: str | None, asked: int) -> int:
-    """By the text where its tokens can be told (a quarter of the characters), else as the server says."""
+    """From the text where its tokens can be counted (a quarter of the characters), else as the server reports."""
     if expected is not None:
         return len(answer.text) * asked // max(1, len(expected))
     return answer.completion_tokens or 0
 
 
 def _judge(answer: Answer, request: TraceRequest, received: int, expected: str | None) -> tuple[Outcome, str]:
-    """Whether an answer with status 200 is what was asked for."""
+    """Whether an answer with status 200 has what was requested."""
     if answer.error is not None:
         return Outcome.STREAM_ERROR, answer.error
     if answer.finish_reason == "abort":

@@ -41,7 +41,7 @@ class PromptMaker:
 
 
 def expected_answer(prompt: str | list[int], tokens: int) -> str:
-    """What a simulated server says to a prompt."""
+    """The answer of a simulated server to a prompt."""
     return text_of(TextCursor.after(prompt).take(tokens))
 
 

@@ -22,7 +22,7 @@ class Outcome(enum.StrEnum):
     ABORTED = "aborted"
     """`finish_reason: abort`."""
     SHORT = "short"
-    """The stream ended, but with fewer tokens than asked for, or without its end mark."""
+    """The stream ended, but with fewer tokens than requested, or without its end mark."""
     GARBLED = "garbled"
     """All tokens came, but not the text that this prompt leads to: a reissue went wrong."""
     CONNECTION = "connection"
@@ -42,7 +42,7 @@ class RequestRecord:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    """Asked for."""
+    """Requested."""
     outcome: Outcome
     received_tokens: int = 0
     late_s: float = 0.0
@@ -56,7 +56,7 @@ class RequestRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """Where a replay stands."""
+    """Progress of a replay."""
 
     elapsed_s: float
     duration_s: float

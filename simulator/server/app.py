@@ -123,7 +123,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def health(request: web.Request) -> web.Response:
-    """GET /health: 200 also while asleep and with an engine that stands still."""
+    """GET /health: 200 also while asleep and with an engine that makes no progress."""
     return web.Response()
 
 
@@ -236,7 +236,7 @@ def _query(kind: type[_SleepQuery], request: web.Request) -> _SleepQuery:
 
 
 async def _to_the_end(operation: Coroutine[None, None, None]) -> None:
-    """Run an operation that goes on when the client that asked for it is gone."""
+    """Run an operation that goes on when its client is gone."""
     await asyncio.shield(asyncio.ensure_future(operation))
 
 

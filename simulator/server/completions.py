@@ -33,7 +33,7 @@ class _Job:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Handover:
-    """What `kv_transfer_params` ask of this server."""
+    """What `kv_transfer_params` request of this server."""
 
     external_kv: tuple[str, str] | None = None
     hold_kv: bool = False
@@ -156,7 +156,7 @@ def _choice(job: _Job, finished: FinishedRequest) -> Choice:
 def _kv_answer(
     server: SimulatedServer, call: Call, jobs: list[_Job], finished: list[FinishedRequest]
 ) -> dict[str, object] | None:
-    """What a prefill server hands to the decode server, through the gateway."""
+    """What a prefill server passes to the decode server, through the gateway."""
     params = call.kv_transfer
     if params is None or not params.do_remote_decode or finished[0].reason is FinishReason.ABORT:
         return None

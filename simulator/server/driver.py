@@ -18,7 +18,7 @@ MAX_DEBT_S = 1.0
 
 
 class TokenSink(Protocol):
-    """Hears of every token of a request that is streamed."""
+    """Receives every token of a request that is streamed."""
 
     def token(self) -> None:
         """One token was emitted."""
@@ -31,7 +31,7 @@ class Recorder(Protocol):
         """An iteration ended."""
 
     def request_finished(self, finished: FinishedRequest) -> None:
-        """A request ended, for whatever reason; called before the client hears of it."""
+        """Called when a request ended, for any reason, before its client gets the end."""
 
     def scheduler_changed(self) -> None:
         """Queue or batch changed outside an iteration."""
@@ -44,7 +44,7 @@ class _Ticket:
 
 
 class EngineDriver:
-    """Feeds an engine and tells clients of its tokens."""
+    """Feeds an engine and passes its tokens to clients."""
 
     def __init__(self, engine: Engine, recorder: Recorder) -> None:
         self._loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class EngineDriver:
             self._kick(now_s)
 
     def abort_all(self) -> int:
-        """End every request; says how many there were."""
+        """End every request and return their number."""
         now_s = self.now_s()
         finished = list(self.engine.abort_all(now_s))
         finished += [_never_started(r, at_s, FinishReason.ABORT, now_s) for r, at_s in self._backlog.values()]
@@ -143,7 +143,7 @@ class EngineDriver:
             await self._idle.wait()
 
     def set_frozen(self, frozen: bool) -> None:
-        """Let the engine stand still, iteration under way included, or go on."""
+        """Stall the engine, iteration under way included, or let it go on."""
         self._frozen = frozen
         if frozen:
             return
@@ -191,7 +191,7 @@ class EngineDriver:
             self._end_step(None)
 
     def _end_step(self, ended_s: float | None) -> None:
-        """End the iteration when it was planned to end, or later at `ended_s`, after a stand-still."""
+        """End the iteration at its planned time, or later at `ended_s`, after a stall."""
         self._overdue = False
         outcome = self.engine.end_step(ended_s)
         self.lag_s = self.now_s() - outcome.ended_s

@@ -1,7 +1,7 @@
 """Prometheus text pages that are cheap to serve: a family is rendered again only when one of its values changed.
 
 The layout is prometheus_client's: HELP, TYPE, samples, then a gauge family `<name>_created`. Families know their
-sample names, so a page filtered by `name[]` renders only what was asked for. Limits: no exemplars, no units.
+sample names, so a page filtered by `name[]` renders only the requested ones. Limits: no exemplars, no units.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SampleGroup:
 
 
 class Family(abc.ABC):
-    """One metric family with its children; subclasses say how a child is rendered."""
+    """One metric family with its children; subclasses define how a child is rendered."""
 
     kind = "untyped"
     has_created = False

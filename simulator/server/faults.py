@@ -1,9 +1,9 @@
-"""What can go wrong with a server, on demand.
+"""Faults of a server, injected on demand.
 
-| fault | what the world sees |
+| fault | effect for clients |
 |---|---|
 | slow | every iteration takes `SLOW_FACTOR` times as long |
-| hung | connections are accepted, nothing is ever answered, streams stand still |
+| hung | connections are accepted, nothing is ever answered, streams stall |
 | http_500 | every route answers 500; work in flight goes on |
 | malformed_metrics | `/metrics` is cut off within a line and holds values that are no numbers |
 | wedged | `/health` and `/metrics` answer, the engine never finishes an iteration |
@@ -32,7 +32,7 @@ class Fault(enum.StrEnum):
 
     @property
     def stops_engine(self) -> bool:
-        """Whether the engine stands still."""
+        """Whether the engine is stalled."""
         return self in (Fault.HUNG, Fault.WEDGED)
 
 

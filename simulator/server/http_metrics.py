@@ -26,7 +26,7 @@ _MAX_FDS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class ProcessMetrics:
-    """`python_*` and `process_*`; they stand at the head of the page."""
+    """`python_*` and `process_*`, at the head of the page."""
 
     def __init__(self, page: Page, *, start_time_s: float) -> None:
         generations: tuple[Labels, ...] = tuple((("generation", str(n)),) for n in range(3))
@@ -75,7 +75,7 @@ class ProcessMetrics:
 
 
 class HttpMetrics:
-    """`http_*`; they stand at the end of the page."""
+    """`http_*`, at the end of the page."""
 
     def __init__(self, page: Page, *, created_s: float) -> None:
         self._requests = page.add(

@@ -75,17 +75,17 @@ class Surroundings(Protocol):
     """What a server needs of the machine it runs on."""
 
     def claim_memory(self, state: SleepState) -> OutOfMemory | None:
-        """Take the HBM that this sleep state needs, or say why it is not there."""
+        """Claim the HBM that this sleep state needs, or return why it is not available."""
 
     def release_remote_kv(self, engine_id: str, request_id: str) -> None:
-        """Tell a prefill server that its KV was fetched."""
+        """Notify a prefill server that its KV was fetched."""
 
     def has_remote_kv(self, engine_id: str, request_id: str) -> bool:
         """Whether that prefill server still holds the KV."""
 
 
 class Standalone:
-    """Surroundings of a server that stands alone: memory is never short, no KV comes from elsewhere."""
+    """Surroundings of a single server: memory is never short, no KV comes from elsewhere."""
 
     def claim_memory(self, state: SleepState) -> OutOfMemory | None:
         """Grant everything."""
@@ -194,7 +194,7 @@ class SimulatedServer:
         self._params[request_id] = params
         self.stats.requests_received += 1
         if not self.driver.admitting:
-            # From the call of /sleep to the end of /wake_up: nobody should send anything meanwhile.
+            # From the call of /sleep to the end of /wake_up: no request should be sent meanwhile.
             self.stats.requests_received_while_asleep += 1
             log.warning("a request came while asleep", replica=self.settings.name, request_id=request_id)
         if not self.has_weights:
@@ -257,7 +257,7 @@ class SimulatedServer:
             if level > 0:
                 self.engine.reset_cache()
             self.sleep_state = before.sleep(level)
-            # Who sleeps already throws nothing away, whatever level it then shows.
+            # A server that sleeps already discards nothing, whatever level it then shows.
             self.has_weights = self.has_weights and (level < 2 or before.offloaded)
             self._surroundings.claim_memory(self.sleep_state)
             self.metrics.record_sleep_state(self.sleep_state.gauges())

@@ -49,7 +49,7 @@ class AnswerHead:
         self.text = "data: " + json.dumps(fields, separators=(",", ":"))[:-1] + ',"choices":['
 
     def usage_event(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """The last event when the client asked for usage."""
+        """The last event when the client requested usage."""
         body = json.dumps(usage(prompt_tokens, completion_tokens), separators=(",", ":"))
         return f'{self.text}],"usage":{body},"system_fingerprint":"{SYSTEM_FINGERPRINT}"}}\n\n'.encode()
 

@@ -73,7 +73,7 @@ def token_edges(max_model_len: int) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestParams:
-    """What the client asked for, as the parameter histograms show it."""
+    """The parameters of a request, as the histograms show them."""
 
     n: int
     max_tokens: int

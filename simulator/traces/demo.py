@@ -1,12 +1,12 @@
 """The demo's load: three models of a shared pool whose popularity rotates, and one disaggregated service with a ramp.
 
-The pool's eight GPUs carry the sum at any time, but no split of them that stands still carries every model at its peak:
-that is what the demo is to show. Requests are long in (a few thousand prompt tokens) and short out, so that GPUs run
-hot at a number of streamed tokens that two CPU cores can carry.
+The pool's eight GPUs carry the sum at any time, but no fixed split of them carries every model at its peak: that is
+what the demo shows. Requests have long prompts (a few thousand tokens) and short outputs, so that GPUs are fully used
+at a number of streamed tokens that two CPU cores can carry.
 
-A recorded trace takes the place of the pool's load with `demo_from_trace`: one slice of it, scaled so that it asks for
-as much GPU work as the generated load, and dealt to the same services with the same rotation; below 90 s with two
-turns that ask for more of the first model, since a short slice shows nothing when the split carries both.
+A recorded trace replaces the pool's load with `demo_from_trace`: one slice of it, scaled so that it needs as much GPU
+work as the generated load, and dealt to the same services with the same rotation; below 90 s with two phases that need
+more of the first model, since a short slice shows nothing when the split carries both.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ POOL_GPUS = 8
 # The order in which they are hot. A model of one GPU a replica and one of two take turns: two transfers of a pair move
 # what four of one GPU would.
 TURNS = ("chat", "reason", "code")
-# Replicas' worth of load (see `_replica_rps`) while a model is hot and while it is not. GPUs of work at any time: chat
-# or code hot 3.6 + 0.5 + 2 · 0.25, reason hot 0.5 + 0.5 + 2 · 1.8: a bit more than half of the eight.
+# Load in the capacity of replicas (see `_replica_rps`) while a model is hot and while it is not. GPUs of work at any
+# time: chat or code hot 3.6 + 0.5 + 2 · 0.25, reason hot 0.5 + 0.5 + 2 · 1.8: a bit more than half of the eight.
 HOT_REPLICAS = {"chat": 3.6, "code": 3.6, "reason": 1.8}
 COLD_REPLICAS = {"chat": 0.5, "code": 0.5, "reason": 0.25}
 # A model stays hot for about this long; a transfer takes a few seconds, so shorter phases would show nothing else. A
@@ -51,7 +51,7 @@ LEAST_PHASE_S = 30.0
 # needs, unless the first one asks for clearly more: 4.2 + 0.5 + 2 · 0.25 GPUs of work, then 0.5 + 0.5 + 2 · 1.8.
 SHORT_TURNS = TURNS[:2]
 SHORT_HOT_REPLICAS = {"chat": 4.2, "reason": 1.8}
-# Popularity shifts over seconds, not at a stroke: who follows it can be told from who cannot.
+# Popularity shifts over seconds, not in one step: so a policy that follows it differs from one that does not.
 RAMP_PER_PHASE = 0.6
 
 PROMPT = Lengths(mean_tokens=2400, cv=0.5, min_tokens=200, max_tokens=8000)
@@ -77,13 +77,13 @@ MAX_OUTPUT_TOKENS = 1_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DemoTrace:
-    """What the demo replays, and what there is to say about how it was made."""
+    """The trace that the demo replays, and notes on how it was made."""
 
     requests: tuple[TraceRequest, ...]
     duration_s: float
     seed: int
     peak_output_tps: float
-    """Largest output tokens per second asked for, over 5 s: decides how many tokens a streamed chunk must carry."""
+    """Largest requested output tokens per second, over 5 s: decides how many tokens a streamed chunk must carry."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -116,7 +116,7 @@ def _replica_rps() -> float:
 
 
 def _pool_curves(duration_s: float) -> dict[str, Curve]:
-    """Replicas' worth of load of each of the pool's services."""
+    """Load of each of the pool's services, in the capacity of replicas."""
     phase_s = max(min(PHASE_S, duration_s / len(TURNS)), min(LEAST_PHASE_S, duration_s / 2))
     return _turning(TURNS, HOT_REPLICAS, duration_s=duration_s, phase_s=phase_s)
 
@@ -222,9 +222,9 @@ def demo_from_trace(
 def _fitting_scale(
     sliced: list[TraceRequest], curves: Mapping[str, Curve], duration_s: float, max_output_tps: float
 ) -> float:
-    """The factor that makes the slice ask for as much GPU work as `curves` do on average.
+    """The factor at which the slice needs as much GPU work as `curves` do on average.
 
-    Less where its bursts would ask for more than the whole pool has, or for more streamed tokens than allowed.
+    Less where its bursts would need more than the whole pool has, or for more streamed tokens than allowed.
     """
     target = sum(
         sum(curve.at(duration_s * (step + 0.5) / 200) for step in range(200)) / 200 for curve in curves.values()
@@ -235,7 +235,7 @@ def _fitting_scale(
 
 
 def _work(sliced: list[TraceRequest], duration_s: float) -> tuple[float, float]:
-    """Replicas' worth of work of a slice: on average, and in its busiest window of ten seconds."""
+    """Work of a slice in the capacity of replicas: on average, and in its busiest window of ten seconds."""
     windows: dict[int, float] = {}
     for request in sliced:
         work = request.prompt_tokens * PROMPT_TOKEN_S + request.output_tokens * OUTPUT_TOKEN_S

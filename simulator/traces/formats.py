@@ -1,4 +1,4 @@
-"""The rows of trace files: what each format's line says, without its place in the file."""
+"""The rows of trace files: the content of each format's line, without its place in the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BadRow(ValueError):
 
 
 ParseRow = Callable[[str], Row | None]
-"""A line's row, or None where the format says that the line is no request that was served."""
+"""A line's row, or None where the line is no request that was served."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Format:
 def format_of(first: str, service: str) -> Format | None:
     """The format that a file's first line shows, or None. `service` is for formats that name none.
 
-    Raises BadRow for a header of a known format that has a column twice: which of the two is meant is anybody's guess.
+    Raises BadRow for a header of a known format that has a column twice, since either could be meant.
     """
     if first.startswith("{"):
         return Format(lambda text: _json_row(text, service), first_is_header=False)

@@ -1,4 +1,4 @@
-"""How long requests are and how far they lie apart: laws that are drawn from, in arrays.
+"""Lengths of requests and gaps between them: distributions to draw from, in arrays.
 
 A `Table` is a histogram of whole numbers, of tokens or of milliseconds between arrivals. Packaged ones are in
 `tables/`, small files that name their source; `python -m simulator.traces lengths FILE` makes such a file of a trace.
@@ -44,7 +44,7 @@ class GapLaw(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same length: what theory and sweeps ask for."""
+    """Always the same length, for theory and sweeps."""
 
     tokens: int
 
@@ -83,7 +83,7 @@ class Table:
         return sum(m * w for m, w in zip(middles, self.weight, strict=True)) / sum(self.weight)
 
     def quantile(self, share: float) -> float:
-        """The value below which this share of the weight lies, linear within a bin."""
+        """The quantile of the weight at this share, linear within a bin."""
         if not 0 <= share <= 1:
             raise ValueError(f"share must be from 0 to 1, not {share}")
         left = share * sum(self.weight)

@@ -59,8 +59,8 @@ def moving_popularity(
 ) -> dict[str, Curve]:
     """Shares of Zipf's law whose ranks move: every `hold_s` another name rises to the top within `shift_s`.
 
-    Who rises is drawn among the others; those it passes fall by one rank. At any time the shares add up to 1. For
-    `shaping.deal`, or as rates when multiplied (`Curve.scaled`).
+    The name that rises is drawn among the others; those it passes fall by one rank. At any time the shares add up to 1.
+    For `shaping.deal`, or as rates when multiplied (`Curve.scaled`).
     """
     if len(set(names)) < len(names) or not names:
         raise ValueError("needs names that differ, at least one")

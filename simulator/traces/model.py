@@ -6,12 +6,12 @@ import dataclasses
 
 
 class TraceError(Exception):
-    """A trace cannot be read or used; the message is one line that says where and what."""
+    """A trace cannot be read or used; the message is one line with the place and the fault."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request: when it arrives after the trace's start, for whom, and how long it is."""
+    """One request: its arrival after the trace's start, its service, and its lengths."""
 
     arrival_s: float
     service: str

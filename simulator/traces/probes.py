@@ -2,11 +2,11 @@
 
 Source: "Cross-Model Autoscaling for Shared LLM Serving" (TRE), §VI-A: dsllama-8b and dsqwen-7b on one GPU a replica,
 dsqwen-14b on two, eight A100, about 720 s a trace, one failure mode of autoscalers each. The paper states what each
-trace tests, not its rates and lengths: those here are ours, in GPUs' worth of work, so that the sum nearly fills eight
-GPUs and one model at a time (or all, in spikes) needs more than its share.
+trace tests, not its rates and lengths: those here are our own, in work of whole GPUs, so that the sum nearly fills
+eight GPUs and one model at a time (or all, in spikes) needs more than its share.
 
-A GPU's worth is reckoned with the nominal costs below, which are what `lab.suites.calibrate_loads` finds that one
-replica carries within its SLO. They size the load; what a trace really costs is up to the simulated engine.
+The work of a GPU is computed with the nominal costs below: by `lab.suites.calibrate_loads`, what one replica carries
+within its SLO. They size the load; the real cost of a trace is the simulated engine's.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ REAL_ZIPF = 0.7
 
 
 def request_s(model: str, prompt_tokens: float, output_tokens: float) -> float:
-    """Seconds of one replica of `model` that a request of these lengths is reckoned at."""
+    """The nominal cost of a request of these lengths, in seconds of one replica of `model`."""
     prompt_s, output_s = TOKEN_S[model]
     return prompt_tokens * prompt_s + output_tokens * output_s
 
@@ -137,7 +137,7 @@ def prefill(duration_s: float) -> list[Stream]:
 
 
 def alternating(duration_s: float) -> list[Stream]:
-    """The same total of GPUs' worth at any time; which model is hot changes every 90 s."""
+    """The same total work at any time; the hot model changes every 90 s."""
     turns = _turns(duration_s, turn_s=TURN_SECONDS)
     return [
         *_steady(),
@@ -153,7 +153,7 @@ def _turns(duration_s: float, *, turn_s: float) -> dict[str, Curve]:
 def simul_spike(duration_s: float) -> list[Stream]:
     """Every two minutes all models spike at once, for half a minute, together to about what the pool has.
 
-    Each time another model's spike is the largest, so that it matters who is rescued.
+    Each time another model's spike is the largest, so that it matters which one is rescued.
     """
     starts_s = itertools.takewhile(lambda at_s: at_s < duration_s, itertools.count(SPIKE_FIRST_S, SPIKE_EVERY_S))
     points: dict[str, list[tuple[float, float]]] = {model: [(0.0, CALM_GPUS[model])] for model in MODELS}

@@ -7,7 +7,7 @@
 | Mooncake (JSON lines) | `timestamp`, `input_length`, `output_length` (other keys are ignored) | milliseconds |
 | Trimtab (JSON lines) | `arrival_s`, `service`, `prompt_tokens`, `output_tokens` | seconds |
 
-Format and compression are told by content, not by name. Arrivals are seconds after the first row and must not go
+Format and compression are recognised by content, not by name. Arrivals are seconds after the first row and must not go
 back. Only Trimtab's own rows name a service: other requests get `service`. ServeGen publishes clients rather than
 requests: `servegen_files` reads those.
 """

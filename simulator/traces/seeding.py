@@ -10,7 +10,7 @@ MAX_SEED = 2**63 - 1
 
 
 def generator(seed: int, *names: str) -> np.random.Generator:
-    """A generator of its own for what `names` say, from outer to inner. Raises ValueError for an impossible seed."""
+    """A generator of its own for `names`, from outer to inner. Raises ValueError for an impossible seed."""
     if isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"a seed is a whole number from 0 to {MAX_SEED}, not {seed!r}")
     # The separator is in no name, so that ("a", "bc") and ("ab", "c") differ.

@@ -1,7 +1,7 @@
 """Load made of many clients, each with a rate, a burstiness and lengths of its own that change by the window.
 
 The form is that of ServeGen ("ServeGen: Workload Characterization and Generation of Large Language Model Serving in
-Production", 2025): in a window a client sends as many requests as its rate says, with gaps from a Gamma or Weibull
+Production", 2025): in a window a client sends requests at its rate, with gaps from a Gamma or Weibull
 distribution whose shape is given and whose scale follows from the rate. Scales that the data set states are not used:
 they were fitted to gaps without the idle time between bursts, and would give other rates than those measured.
 """
@@ -25,7 +25,7 @@ from simulator.traces.streams import MAX_DURATION_S, arrival_order
 
 DAY_S = 86_400.0
 WINDOW_S = 600.0
-# One client may not ask for more in one window; beyond it a file is wrong, or a scale is.
+# One client may not send more in one window; beyond it a file is wrong, or a scale is.
 MAX_REQUESTS_PER_WINDOW = 5_000_000
 # How far made-up clients' mean lengths differ (of the logarithm), and how long one request may be against its mean.
 _LENGTH_SIGMA = 0.8
@@ -182,7 +182,7 @@ def made_up_clients(mix: ClientMix, *, curve: Curve, duration_s: float, seed: in
     weights = np.arange(1, mix.clients + 1, dtype=np.float64) ** -mix.skew
     weights /= weights.sum()
     starts = [index * mix.window_s for index in range(math.ceil(duration_s / mix.window_s))]
-    # Clients differ in lengths; whoever sends much must not move the mean of the whole.
+    # Clients differ in lengths; one that sends much must not move the mean of the whole.
     prompts = _spread_means(source, weights, mix.prompt_mean_tokens)
     outputs = _spread_means(source, weights, mix.output_mean_tokens)
     clients = []

@@ -7,7 +7,8 @@
 | `*_clients.npz` | many clients' windows in arrays: `client`, `t_s`, `rate_rps`, `pattern`, `p1` (shape) |
 | `*_hist.csv` | lengths of all clients together: `lo,hi,prob` |
 
-A dataset's first entry stands for the whole client: lengths that shift over days are averaged by nobody else either.
+A dataset's first entry is used for the whole client, as users of ServeGen do: it does not average lengths that shift
+over days.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ARRAYS = ("client", "t_s", "rate_rps", "pattern", "p1")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DefaultLengths:
-    """Lengths of clients whose own are not at hand."""
+    """Lengths of clients whose own are not available."""
 
     prompt: LengthLaw
     output: LengthLaw

@@ -136,7 +136,7 @@ def mean_demand(requests: Sequence[TraceRequest], *, duration_s: float) -> dict[
 
 
 def peak_output_tps(requests: Sequence[TraceRequest], *, window_s: float = 5.0) -> float:
-    """Largest number of output tokens asked for per second, over windows of `window_s`."""
+    """Largest number of requested output tokens per second, over windows of `window_s`."""
     windows: dict[int, int] = {}
     for request in requests:
         index = int(request.arrival_s // window_s)
@@ -153,9 +153,9 @@ def static_split(
 ) -> dict[str, int]:
     """Replicas per service in proportion to `demand_gpus`, within the budget.
 
-    Every service gets its floor; after that each replica goes to whoever would have the least GPUs per demand with half
-    of it (Sainte-Laguë's rule), among those whose next replica still fits. Raises `TraceError` when the floors alone do
-    not fit.
+    Every service gets its floor; after that each replica goes to the service that would have the least GPUs per demand
+    with half of it (Sainte-Laguë's rule), among those whose next replica still fits. Raises `TraceError` when the
+    floors alone do not fit.
     """
     names = sorted(footprint_gpus)
     replicas = dict.fromkeys(names, floor_replicas)
