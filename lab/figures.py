@@ -1,7 +1,7 @@
-"""What the lab draws with: the one module that imports matplotlib, which the extra `lab` brings.
+"""Drawing: the one module that imports matplotlib, which the extra `lab` brings.
 
-Import it where something is drawn, since it takes half a second to load; `trimtab.cli.extras.require` says before that
-matplotlib is missing.
+Import it where a figure is drawn, since it takes half a second to load; `trimtab.cli.extras.require` reports a missing
+matplotlib before.
 """
 
 from __future__ import annotations

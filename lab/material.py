@@ -1,4 +1,4 @@
-"""Where measured tables and recorded traces lie: one folder, by whatever command, which is no part of the repository.
+"""The folder of measured tables and recorded traces, the same for every command and no part of the repository.
 
 Below it are `data/perf` and `data/lifecycle` (docs/profiles.md), `data/traces` (docs/workloads.md) and, for the tests,
 `vllm/captures`.
@@ -13,7 +13,7 @@ MEANING = "Folder that holds data/ with measured tables; docs/profiles.md says w
 
 
 class MaterialError(ValueError):
-    """The folder is not there or is not one of material; the text says what is expected."""
+    """The folder is missing or is not one of material; the message has what is expected."""
 
 
 def perf_folder(material: Path) -> Path:

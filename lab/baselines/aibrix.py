@@ -4,11 +4,11 @@ Sources: AIBrix documentation, "Metric-based Autoscaling", and its controller at
 rates up and down 2, tolerances 0.1, panic threshold 2, scale-up cooldown none, scale-down cooldown 300 s kept as the
 largest recommendation of that window; stable window 180 s, panic window 60 s. Knative Serving documentation, "About
 autoscaling" and "Configuring the Knative Pod Autoscaler": stable window 60 s, panic window a tenth of it, panic when
-the panic window asks for twice the replicas that are ready, no scale-in while in panic, out of panic after a stable
+the panic window needs twice the replicas that are ready, no scale-in while in panic, out of panic after a stable
 window without cause.
 
 APA's value is a mean a replica. KPA divides a total by a replica's target, as Knative does. (At the commit above
-AIBrix feeds KPA the mean a replica, which asks for too few replicas; a baseline should not lose by that.)
+AIBrix feeds KPA the mean a replica, which gives too few replicas; a baseline should not lose by that.)
 """
 
 from __future__ import annotations

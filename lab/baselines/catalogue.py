@@ -32,7 +32,7 @@ class Baseline:
     space: Mapping[str, Sequence[float]]
 
     def started(self, setting: Setting | None = None) -> Tick:
-        """A fresh one, with its defaults where the setting says nothing. Raises ValueError for unknown names."""
+        """A new one, with its defaults for what the setting leaves out. Raises ValueError for unknown names."""
         unknown = sorted(set(setting or {}) - set(self.defaults))
         if unknown:
             raise ValueError(f"{self.name} has no {', '.join(unknown)}; it has {', '.join(sorted(self.defaults))}")

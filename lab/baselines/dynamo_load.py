@@ -5,7 +5,7 @@ Sources: Dynamo documentation, "Load-based Planner" (docs/architecture/load_plan
 releases), decode up above 0.9 and down below 0.5 of KV, prefill up above 5 and down below 0.2 requests waiting a
 worker, at least one worker. A new decode worker keeps the count from falling for three intervals. Prefill is not
 scaled up if the queue, as it moves, falls below the threshold within three intervals.
-While workers change nothing is done.
+While workers start or stop, no decision is made.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class HpaMetric:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hpa:
-    """An HPA with one or more metrics of which the one that asks for most wins."""
+    """An HPA with one or more metrics of which the one with the highest count wins."""
 
     metrics: tuple[HpaMetric, ...] = (HpaMetric(signal=Signal.GPU_UTILIZATION, target=0.7),)
     tolerance: float = 0.1
@@ -94,7 +94,7 @@ class Hpa:
     def decide(self, view: RoleView, now_s: float, state: HpaState) -> tuple[int, HpaState]:
         """Replicas after tolerance, windows and limits."""
         current = view.desired
-        # Scaled to zero by hand: the controller is off until somebody scales up.
+        # Scaled to zero by hand: the controller is off until an operator scales up.
         if current == 0 and view.min_replicas != 0:
             return 0, state
         keep_s = max(self.down_window_s, self.up_window_s)

@@ -1,9 +1,9 @@
-"""What an autoscaler sees each tick and what it answers: the one interface of all baselines.
+"""The input of an autoscaler each tick and its answer: the one interface of all baselines.
 
 A policy is a pure function of a view and of its own earlier state, so that a run can be repeated and a decision
 replayed. What a server did not report is None, never zero. Policies here are model-local: they do not know of each
-other's demand. Where a pool's GPUs do not reach for all that is asked, `within_budget` grants replicas one at a time in
-turn, which is what a scheduler does that nobody told whom to prefer.
+other's demand. Where a pool has too few GPUs for all requests, `within_budget` grants replicas one at a time in turn,
+as a scheduler without preferences does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RoleView:
     key: RoleKey
     replicas: tuple[Replica, ...]
     desired: int
-    """What was asked for last; a baseline's "current replicas"."""
+    """The last requested count; a baseline's "current replicas"."""
     min_replicas: int = 1
     max_replicas: int = 1_000
     gpus_per_replica: int = 1
@@ -140,7 +140,7 @@ class RolePolicy(Protocol[S]):
 
     @property
     def period_s(self) -> float:
-        """How often it decides; between, its last answer stands."""
+        """How often it decides; between, its last answer is kept."""
         ...
 
     def initial(self) -> S:

@@ -1,6 +1,6 @@
-"""Finding a baseline's best thresholds, so that no comparison is against a straw man.
+"""Finds a baseline's best thresholds, so that comparisons are against tuned baselines.
 
-The objective is given: it runs a baseline with a setting and says how bad it was. Searches are exhaustive over a grid,
+The objective is given: it runs a baseline with a setting and returns its cost. Searches are exhaustive over a grid,
 or one threshold after another until none improves. Both are repeatable; equal settings are tried once.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 Setting = Mapping[str, float]
 Objective = Callable[[Setting], float]
-"""What a setting costs, less is better. Not finite: the setting is impossible. May raise ValueError to say so."""
+"""The cost of a setting, less is better. Not finite, or a ValueError: the setting is impossible."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

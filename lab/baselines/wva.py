@@ -4,7 +4,7 @@ Source: llm-d-workload-variant-autoscaler at b08b1c7, docs/saturation-analyzer.m
 a replica is saturated at KV usage ≥ 0.80 or queue ≥ 5; replicas that are not have spare capacity up to those; one more
 replica when the spare on average is below 0.1 of KV or 3 requests; one less when those would still be spare after
 the load of one replica is spread over the rest, and at least two are not saturated. Peaks of the last minute count.
-While the last answer is not carried out it stands, and while replicas start none is added.
+The last answer is kept until it is carried out, and while replicas start none is added.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Wva:
         return view.desired, state
 
     def _short(self, calm: list[tuple[float, float]], replicas: int) -> bool:
-        """Whether too little is spare when the calm replicas' load lies on so many."""
+        """Whether too little is spare when the load of the unsaturated replicas is spread over so many."""
         if replicas < 1:
             return True
         kv = self.kv_threshold - sum(kv for kv, _ in calm) / replicas

@@ -62,7 +62,7 @@ class Calibration:
 
     @property
     def chosen(self) -> Fitted:
-        """Of the form that was asked for."""
+        """Of the requested form."""
         return self.forms[self.form]
 
     @property
@@ -83,7 +83,7 @@ class Calibration:
 
 
 def calibrate_profile(profile: Profile, slo: Slo, sweep: Sweep, form: Form = Form.ANSWERS) -> Calibration:
-    """From runs of the simulator. Raises `CalibrationError` where no load tells."""
+    """From runs of the simulator. Raises `CalibrationError` where no load shows a difference in health."""
     try:
         cost = token_cost(profile, slo)
     except ValueError as error:

@@ -35,8 +35,8 @@ SMOOTHINGS = (1.0, 0.7, 0.5)
 PUBLISHED_PREFILL_WEIGHTS = (0.05, 0.02, 0.01)
 PUBLISHED_WAITING_WEIGHTS = (8.0, 4.0, 16.0, 2.0)
 PUBLISHED_SMOOTHINGS = (0.7, 0.5)
-"""TRE (III-A, III-B) publishes no values of its scalars. It says this of them: w_p is above 0 and below 1, w_q is above
-1, and α keeps a part of the value before.
+"""TRE (III-A, III-B) publishes no values of its scalars, only bounds: w_p is above 0 and below 1, w_q is above 1, and α
+keeps a part of the value before.
 """
 FIRST_TOKENS_ONLY = 1e-6
 """Of a prefill stage's prompt tokens; 0 would have the policy engine count nothing but them."""
@@ -48,12 +48,12 @@ FEWEST_WINDOWS = 30
 
 
 class CalibrationError(Exception):
-    """The windows do not tell a profile; one line that says why and what to do."""
+    """No profile can be fitted to the windows; one line with the reason and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quality:
-    """How a signal ranks the health of windows, and what θ separates. None where there is nothing to say it by."""
+    """How a signal ranks the health of windows, and what θ separates. None where no window allows it."""
 
     windows: int
     spearman: float | None
@@ -73,7 +73,7 @@ def fit_fixed(windows: Windows, slo: Slo, role: Role = Role.COLOCATED) -> TokenS
 
 
 def fit_published(windows: Windows, slo: Slo) -> TokenServiceShare:
-    """The paper's form within what it says of its scalars: prompt tokens count, and a share is always smoothed."""
+    """The paper's form within its bounds of the scalars: prompt tokens count, and a share is always smoothed."""
     grid = [
         Weights(*values)
         for values in itertools.product(PUBLISHED_PREFILL_WEIGHTS, PUBLISHED_WAITING_WEIGHTS, PUBLISHED_SMOOTHINGS)

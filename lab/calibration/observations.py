@@ -14,8 +14,8 @@ Columns, one row a window of one service, or of a stage of it, at fixed capacity
     requests                  optional: how many arrived
 
 Latencies are left empty where nothing arrived. Those of a stage count from a request's arrival at the stage: of prefill
-the TTFT alone judges; of decode the TPOT, and the TTFT where it is given. Other columns are left alone. Nothing is
-guessed: a row with a number that is none, negative, not finite or beyond all measure is refused with its line.
+the TTFT alone judges; of decode the TPOT, and the TTFT where it is given. Other columns are ignored. Nothing is
+guessed: a row with a value that is no number, negative, not finite or absurdly large is refused with its line.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read_observations(path: Path, slo: Slo) -> dict[Role, Windows]:
 
 
 def _role(value: object, place: str) -> Role:
-    """A row's role; colocated where it is not said."""
+    """A row's role; colocated where it is left out."""
     if value is None or value == "":
         return Role.COLOCATED
     try:

@@ -84,7 +84,7 @@ def attained(model: str, trace: str, rate_scale: float, seeds: Sequence[int] = T
 
 
 def found_range(attainment: Callable[[float], float], start: float) -> dict[str, Load]:
-    """The load of every name, the lightest first; factors are as they are written, so that each attains what it says.
+    """The load of every name, the lightest first; each factor is rounded as it is written, then measured.
 
     `attainment` is the share within the SLO at a factor. The search begins at `start`.
     """
@@ -129,7 +129,7 @@ def _searched() -> Ranges:
 
 
 def main() -> int:
-    """Find the loads, print them and write them if asked; exit status 1 where no load does."""
+    """Find the loads, print them and write them on request; exit status 1 where no load does."""
     parser = argparse.ArgumentParser(description="each model's own loads of the traces, from health to trouble")
     parser.add_argument("--write", action="store_true", help="write the packaged file")
     arguments = parser.parse_args()

@@ -21,7 +21,7 @@ from trimtab.domain.vocabulary import Role
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weights:
-    """What the smoothed share depends on. `waiting` is None where the answers' length says it."""
+    """The inputs of the smoothed share. `waiting` is None where it follows from the answers' length."""
 
     prefill: float
     waiting: float | None
@@ -32,7 +32,7 @@ class Weights:
 class Shares:
     """Of each window: the smoothed share, in idle ones the last known, NaN before there is one; and which are idle.
 
-    Idle: hardly any request and none waiting. Such windows rank as surplus and tell nothing of the share.
+    Idle: hardly any request and none waiting. Such windows rank as surplus and have no information about the share.
     """
 
     smoothed_tps: Floats

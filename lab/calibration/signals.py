@@ -1,8 +1,8 @@
-"""The raw signals that Z is held against, as the paper does: queue, KV cache, prefill and decode throughput.
+"""The raw signals that Z is compared with, as in the paper: queue, KV cache, prefill and decode throughput.
 
-A raw signal is given the benefit of the doubt: whichever direction ranks health better within the windows counts.
+Of a raw signal the direction counts that ranks health better within the windows.
 
-`all_together` is no signal to go by, but tells how much of health the raw signals hold at all.
+`all_together` is no signal to decide by; it measures how much of health the raw signals hold together.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def raw_qualities(windows: Windows) -> dict[str, Quality]:
 
 
 def all_together(known: Windows, asked: Windows) -> Floats:
-    """The health of windows of `asked`, as the most alike windows of `known` had it: of one model, by every raw signal.
+    """The health of windows of `asked`, by the most similar windows of `known`: of one model, by every raw signal.
 
-    Alike is what lies near by the signals' places among their own values in `known`; the answer is the geometric mean
+    Similarity is by the ranks of the signals among their own values in `known`; the answer is the geometric mean
     over `NEIGHBOURS`. With `known` from the same traces on other seeds, a form of a signal that ranks as well leaves
     little to find in what a collector sees of a window. Every window of `known` has to be judged.
     """
@@ -65,7 +65,7 @@ def all_together(known: Windows, asked: Windows) -> Floats:
 
 
 def _placed(windows: Windows, ascending: Sequence[Floats]) -> Floats:
-    """(windows, signals): where each value lies among `ascending`, from 0 to 1; equal ones in the middle of theirs."""
+    """(windows, signals): the rank of each value among `ascending`, from 0 to 1; equal ones get their middle."""
     columns = []
     for of, values in zip(RAW.values(), ascending, strict=True):
         own = of(windows)

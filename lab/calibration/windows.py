@@ -1,10 +1,11 @@
-"""What is known of each window of some runs at fixed capacity: what a collector saw, and how its requests fared.
+"""Windows of runs at fixed capacity: what a collector saw in each, and how its requests fared.
 
-The health of a window is what its requests left of their SLO. Each request that arrived in it has a pressure, the
-larger of TTFT over its target and TPOT over its target; the window's is their 95th percentile, as the targets are, and
-its health is one over that: 1 at the edge, 2 with half of every target to spare. Arrivals are taken because a signal
-that moves capacity must rank those who will meet it; what becomes of them is known later, and to no controller. A share
-within the SLO would be the same for every healthy window and for every hopeless one, and could not be ranked.
+The health of a window is the part of their SLO that its requests did not use. Each request that arrived in it has a
+pressure, the larger of TTFT over its target and TPOT over its target; the window's is their 95th percentile, as the
+targets are, and its health is one over that: 1 at the edge, 2 with half of every target to spare. Arrivals are taken
+because a signal that moves capacity must rank the requests that will use it; their outcome is known later, and to no
+controller. A share within the SLO would be the same for every healthy window and for every hopeless one, and could not
+be ranked.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Faults at random moments against a live local stack under load, and what became of every request: `trimtab chaos`."""
+"""Faults at random moments against a live local stack under load, and the outcome of every request: `trimtab chaos`."""

@@ -1,4 +1,4 @@
-"""What a chaos run needs of the stack that it troubles: its services, its fleet, and a hand on its processes."""
+"""A chaos run's access to the stack: its services, its fleet, and its processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Processes(Protocol):
     """The supervised processes of the stack."""
 
     def pid(self, name: str) -> int | None:
-        """The process id of a part that lives."""
+        """The process id of a part that runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""Stands between a gateway and its actuator, passes everything on, and is late with acknowledgements when told to be.
+"""A proxy between a gateway and its actuator that passes everything on, and delays acknowledgements on request.
 
-The gateway also follows the registry in the store, where it may learn of a set before it comes here. What is known here
-is complete only while no newer set stands there (`knows_all`).
+The gateway also follows the registry in the store, where it may read a set before it comes here. The sets known here
+are complete only while no newer one is stored there (`knows_all`).
 
-An acknowledgement that is late is still delivered after its sender has given it up, as a slow network would: what an
-actuator hears then is old. Endpoint sets are passed on at once. What the gateway has been told and has confirmed is
-kept here for whoever checks that it keeps its word.
+A late acknowledgement is still delivered after its sender has given it up, as by a slow network: the actuator then gets
+an old one. Endpoint sets are passed on at once. Sets sent to the gateway and their confirmations are kept here for
+checks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FaultProxy:
         self, request: pb.WatchEndpointsRequest, context: _Context
     ) -> AsyncIterator[pb.WatchEndpointsResponse]:
         """Every set, as it comes."""
-        # The first one may be several sets after the last: who was hidden all the time is not known.
+        # The first one may be several sets after the last: which replicas were hidden all the time is not known.
         self.hidden_since = {}
         try:
             async for message in self._upstream.WatchEndpoints(request):

@@ -51,10 +51,10 @@ class Injected:
 
 
 class Injector:
-    """Runs a plan; `injected` and `troubles` say what was done, `skipped` what found no victim."""
+    """Runs a plan; `injected` and `troubles` list what was done, `skipped` what found no victim."""
 
     def __init__(self, access: Access, fault_proxy: FaultProxy, watch: Watch, *, service: str) -> None:
-        """`service` is one whose windows tell that the collector works."""
+        """`service` is one whose windows show that the collector works."""
         self._access = access
         self._fault_proxy = fault_proxy
         self._watch = watch
@@ -203,7 +203,7 @@ class Injector:
                 if await reached():
                     return time.monotonic() - since_s
             except _ERRORS:
-                # Not there yet: what is asked may be what was killed.
+                # Not there yet: the part that is called may be the one that was killed.
                 pass
             await asyncio.sleep(_POLL_S)
         return None

@@ -106,7 +106,7 @@ def fewest_faults(duration_s: float) -> int:
 
 
 def choose(candidates: Sequence[str], preferred: Sequence[str], draw: float) -> str | None:
-    """The victim: with a draw below one half, one of the preferred where there are any. None when there is nobody."""
+    """The victim: with a draw below one half, one of the preferred where there are any. None when there is none."""
     moving = [name for name in candidates if name in set(preferred)]
     if moving and draw < 0.5:
         return moving[int(draw * 2 * len(moving))]

@@ -1,4 +1,4 @@
-"""What a chaos run gives: the counts, whether each is what it has to be, and the words for people. Pure."""
+"""The result of a chaos run: the counts, whether each is as required, and the text of the report. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ChaosReport:
 
     @property
     def bars(self) -> list[Bar]:
-        """What was asked for."""
+        """What was requested."""
         minutes = self.duration_s / 60
         kinds = {one.kind for one in self.injected}
         faults_per_minute = faults_asked_for_per_minute(self.duration_s)
@@ -143,7 +143,7 @@ class ChaosReport:
         }
 
     def lines(self) -> list[str]:
-        """The counts in words, and every loss and breach up to a few of each."""
+        """The counts as text, and every loss and breach up to a few of each."""
         moves = _words(self.transitions())
         corrections = _words(_by_state(self.operations, actuator_pb2.OPERATION_KIND_OVERLAY))
         whose = f"{len(self.lost_to_faults)} to faults, {len(self.lost_by_trimtab)} by Trimtab"

@@ -41,12 +41,12 @@ class Seen:
 
     @property
     def settled(self) -> bool:
-        """Serving, or asleep: nothing is being done to it, and nothing is wrong with it."""
+        """Serving, or asleep: no operation is under way on it, and it has no fault."""
         return self.life_cycle in _SETTLED and (self.routable or self.life_cycle == types_pb2.LIFE_CYCLE_SLEEPING)
 
 
 def two_awake(before: Mapping[str, bool | None], now: Mapping[str, bool | None], replicas: Iterable[Seen]) -> list[str]:
-    """GPUs with two servers that both said in two rounds in a row that they are awake; None is no answer.
+    """GPUs with two servers that both answered in two rounds in a row that they are awake; None is no answer.
 
     One round alone proves nothing, since its answers are not of one moment; what was awake in two rounds was so all the
     time between them.

@@ -1,4 +1,4 @@
-"""One chaos run against a stack that is up: load, faults and looks side by side, then the reckoning.
+"""One chaos run against a stack that is up: load, faults and checks side by side, then the verdict.
 
 The stack has to be laid out already, and its gateway has to reach the actuator through the fault proxy.
 """
@@ -45,7 +45,7 @@ _REISSUES = re.compile(
 )
 
 SetFloors = Callable[[Mapping[str, int]], Awaitable[None]]
-"""Applies the policies with these floors; returns when the engine has taken them, however often it has to be asked."""
+"""Apply the policies with these floors, again until the engine has taken them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ async def _move_floors(changes: Sequence[FloorChange], set_floors: SetFloors) ->
 
 
 async def _settle(watch: Watch) -> list[str]:
-    """Waits until no operation is under way and every replica is in order; says what is not by the end."""
+    """Wait until no operation is under way and every replica is in order; return what is not by the end."""
     give_up_s = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
         with suppress(*_ERRORS):

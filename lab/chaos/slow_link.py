@@ -1,4 +1,4 @@
-"""Stands between a client and a TCP server, and passes the client's bytes on late when told to.
+"""A proxy between a client and a TCP server that delays the client's bytes on request.
 
 What is late is still delivered after the client has hung up, as a slow network would. The server's bytes are not late.
 """
@@ -16,7 +16,7 @@ class SlowLink:
     """Listens on a port that the system chooses."""
 
     def __init__(self, host: str, port: int, *, delay_s: Callable[[], float]) -> None:
-        """`delay_s` is asked for every piece that the client sends."""
+        """`delay_s` is called for every piece that the client sends."""
         self._host = host
         self._port = port
         self._delay_s = delay_s
@@ -30,7 +30,7 @@ class SlowLink:
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """Hang up on everybody; what is still late is lost."""
+        """Close every connection; bytes that are still delayed are lost."""
         if self._server is not None:
             self._server.close()
         for task in list(self._open):

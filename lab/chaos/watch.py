@@ -1,7 +1,7 @@
-"""Looks at the stack all the time, from the outside, and remembers every breach of an invariant.
+"""Checks the stack all the time, from the outside, and keeps every breach of an invariant.
 
-Three views: who is awake on which GPU (the fleet, as DCGM would say), each server's own word (`/is_sleeping`), and the
-actuator's list. Trimtab is not asked about itself where somebody else can be asked.
+Three views: which servers are awake on which GPU (from the fleet, in place of DCGM), each server's own answer
+(`/is_sleeping`), and the actuator's list. Trimtab's own view is not used where there is another source.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Hidden:
 
 @dataclass(slots=True)
 class Breaches:
-    """What went against an invariant, each said once."""
+    """Breaches of an invariant, each once."""
 
     budget: list[str] = field(default_factory=list)
     floor: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Watch:
         self.looks = dict.fromkeys(("gpus", "words", "list", "hidden"), 0)
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check until cancelled."""
         await asyncio.gather(
             self._every(GPU_LOOK_S, self._look_at_gpus),
             self._every(WORD_LOOK_S, self._ask_servers),
@@ -81,7 +81,7 @@ class Watch:
 
     async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
         while True:
-            # Whoever is asked may have been killed just now; the next look comes soon.
+            # The part that is called may have been killed just now; the next check comes soon.
             with suppress(*_ERRORS):
                 await look()
             await asyncio.sleep(pause_s)
@@ -105,7 +105,7 @@ class Watch:
         self.looks["words"] += any(word is not None for word in words)
 
     async def _word(self, address: str) -> bool | None:
-        """Whether a server says that it is awake; None when it does not answer."""
+        """Whether a server reports that it is awake; None when it does not answer."""
         timeout = aiohttp.ClientTimeout(total=WORD_TIMEOUT_S)
         try:
             async with self._access.http.get(address + "/is_sleeping", timeout=timeout) as reply:

@@ -98,7 +98,7 @@ def calibrate_command(
 
 
 def _check_out(out: Path | None) -> None:
-    """A fit takes a while; that its file has no place is said before. Raises CommandError."""
+    """Check before a fit, which takes a while, that its file can be written. Raises CommandError."""
     if out is None:
         return
     if out.is_dir():

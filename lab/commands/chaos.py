@@ -1,4 +1,4 @@
-"""`trimtab chaos`: faults every few seconds against a live local stack under load, and who lost what."""
+"""`trimtab chaos`: faults every few seconds against a live local stack under load, and what was lost."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def _bring_up(up: RunningStack, resources: list[Resource], stop: asyncio.E
 
 
 async def _set_floors(up: RunningStack, resources: list[Resource], floors: Mapping[str, int]) -> None:
-    """Applies the policies with these floors, those that fall first; an engine that is away is asked again."""
+    """Apply the policies with these floors, those that fall first, again while the engine is away."""
     changed = [_with_floor(one, floors[one.name]) for one in resources if isinstance(one, ServicePolicy)]
     ordered = sorted(changed, key=lambda policy: policy.spec.roles[0].min_replicas)
     give_up_s = time.monotonic() + APPLY_PATIENCE_S
@@ -199,7 +199,7 @@ class _Progress:
         self._said_s = 0.0
 
     def say(self, progress: ReplayProgress) -> None:
-        """Says where the load stands, when it is time."""
+        """Print the progress of the load, when it is time."""
         if progress.elapsed_s - self._said_s >= _PROGRESS_S:
             self._said_s = progress.elapsed_s
             console.print(

@@ -349,7 +349,7 @@ async def all_decisions(services: Services) -> list[decision_pb2.Decision]:
 
 
 async def _show_and_keep_decisions(plan: DemoPlan, services: Services) -> None:
-    """Writes all decisions beside the summary and shows what `trimtab explain` says of one transition."""
+    """Write all decisions beside the summary and show the output of `trimtab explain` for one transition."""
     decisions = await all_decisions(services)
     path = plan.state_folder / "decisions.json"
     path.write_text(json.dumps([message_dict(decision) for decision in decisions], indent=2) + "\n")

@@ -153,7 +153,7 @@ def _list(as_json: bool) -> None:
 
 
 def _progress() -> Progress:
-    """On standard error, and only where somebody looks at it."""
+    """On standard error, and only when that is a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,7 +1,7 @@
-"""What replays are worth: SLO attainment, latencies and goodput of a pass, and one pass against another.
+"""Evaluates replays: SLO attainment, latencies and goodput of a pass, and one pass compared with another.
 
-`statistics` sums up a replay, `comparison` sets the demo's two passes against each other and has its figures and table.
-For suites (`trimtab evaluate`): `suite` says what one is, `catalogue` names them, `evaluating` runs one, `summaries`,
+`statistics` sums up a replay, `comparison` compares the demo's two passes and has its figures and table. For suites
+(`trimtab evaluate`): `suite` defines what one is, `catalogue` names them, `evaluating` runs one, `summaries`,
 `confidence` and `study` hold the results, `documents`, `tables`, `plots` and `report` show them, `tuning` finds
 thresholds.
 

@@ -1,4 +1,4 @@
-"""Figures that something is asked of, and whether they are what was asked."""
+"""Bars: figures with a required value, and whether they meet it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 
 Value = float | None | Mapping[str, float | None]
-"""One figure, or one per trace or model. None: it could not be told, for instance because its runs were left out."""
+"""One figure, or one per trace or model. None: it is not known, for instance because its runs were left out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure and what was asked of it."""
+    """A figure and its required value."""
 
     name: str
     value: Value
@@ -22,7 +22,7 @@ class Bar:
     reason: str = ""
     """Why it is not judged, or which figure is missing where none of those that there are falls short."""
     policies: tuple[str, ...] = ()
-    """Whose runs on every trace of the suite it is of; empty: nobody says, so it may be anybody's."""
+    """The policies whose runs on every trace of the suite it is from; empty: not declared, so it may be any of them."""
 
     def left_out(self, why: str) -> Bar:
         """The same as not judged, if all that it lacks is figures."""

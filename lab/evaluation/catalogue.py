@@ -1,4 +1,4 @@
-"""Every suite by its name. Their modules are loaded when they are asked for, so that listing them costs nothing."""
+"""Every suite by its name. Their modules are loaded on use, so that listing them costs nothing."""
 
 from __future__ import annotations
 

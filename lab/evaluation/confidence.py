@@ -1,6 +1,6 @@
 """One figure over several seeds: median, range, mean, and how far the mean can be trusted.
 
-The confidence interval is Student's t over the seeds' values: two-sided, 95 %, n - 1 degrees of freedom. It says how
+The confidence interval is Student's t over the seeds' values: two-sided, 95 %, n - 1 degrees of freedom. It is how
 far the mean would move with other seeds of the same trace, not with other traces or another simulator, and it takes
 the values of seeds to be about normal. Of one seed there is none.
 """

@@ -1,6 +1,6 @@
 """An evaluation as plain data: one JSON object, and rows for a table of one figure a line.
 
-Everything that may differ between two runs of the same inputs stands under `machine`; all else is the same bit for bit.
+Everything that may differ between two runs of the same inputs is under `machine`; all else is the same bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lab.evaluation.summaries import ALL, FIGURE_METRICS, RUN_METRICS
 T = TypeVar("T")
 
 COMPARED = ("e2e_mean_s", "e2e_p50_s", "e2e_p95_s", "e2e_p99_s", "ttft_p95_s", "tpot_p95_s", "gpu_hours", "energy_kwh")
-"""Metrics whose change against the baseline is told."""
+"""Metrics whose change against the baseline is given."""
 CSV_COLUMNS = (
     "trace", "policy", "service", "metric",
     "seeds", "missing", "mean", "ci_low", "ci_high", "median", "low", "high", "pooled",
@@ -32,7 +32,7 @@ CSV_COLUMNS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Everything there is to tell of a suite's run."""
+    """The whole result of a suite's run."""
 
     suite: Suite
     evaluation: Evaluation
@@ -44,7 +44,7 @@ class Finding:
 
     @classmethod
     def of(cls, suite: Suite, evaluation: Evaluation, machine: Mapping[str, object]) -> Finding:
-        """With the suite's own bars and notes. Bars are asked of the whole suite, also where a part of it was run."""
+        """With the suite's own bars and notes. Bars are of the whole suite, also where a part of it was run."""
         asked = _of_whole(suite, evaluation)
         bars, no_bars = _asked("bars", suite.bars and functools.partial(_plain, suite.bars), asked)
         bars = tuple(_in_part(suite, bar, failed=bool(evaluation.failures)) for bar in bars)
@@ -55,7 +55,7 @@ class Finding:
 
     @property
     def complete(self) -> bool:
-        """Whether every case ran and everything could be told of them."""
+        """Whether every case ran and every figure of them is known."""
         return not self.evaluation.failures and not self.problems
 
     @property
@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def bars_not_judged(self) -> int:
-        """How many bars cannot be told because a filter left runs out that they need."""
+        """How many bars are unknown because a filter left runs out that they need."""
         return sum(bar.ok is None for bar in self.bars)
 
 
@@ -82,15 +82,15 @@ def _of_whole(suite: Suite, evaluation: Evaluation) -> Evaluation:
 def _in_part(suite: Suite, bar: Bar, *, failed: bool) -> Bar:
     """A bar that lacks nothing but runs that were left out is not judged.
 
-    Where cases failed, too, a bar that does not say whose runs it is of stays missed: nobody knows which of the two
-    took its figure away.
+    Where cases failed, too, a bar that does not name the policies of its runs stays missed: it is not known which of
+    the two removed its figure.
     """
     needs = _needs(suite, bar)
     return bar.left_out(needs) if needs and (bar.policies or not failed) else bar
 
 
 def _needs(suite: Suite, bar: Bar) -> str:
-    """What was left out of that which the bar is of, in words; empty when nothing was."""
+    """The runs of the bar that were left out, as text; empty when none were."""
     policies = [name for name in suite.left_out_policies if not bar.policies or name in bar.policies]
     wanting = {"policy": policies, "trace": suite.left_out_traces}
     plural = {"policy": "policies", "trace": "traces"}
@@ -110,7 +110,7 @@ def _plain(ask: Callable[[Evaluation], Sequence[Bar]], evaluation: Evaluation) -
 def _asked(
     what: str, ask: Callable[[Evaluation], Sequence[T]] | None, evaluation: Evaluation
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """What a suite says of its runs, and the trouble that it had with that."""
+    """A suite's notes on its runs, and the errors of making them."""
     try:
         return (tuple(ask(evaluation)) if ask else ()), ()
     except Exception as error:  # noqa: BLE001 - a suite's own mistake, whatever it is

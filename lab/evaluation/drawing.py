@@ -14,7 +14,7 @@ class Plot(NamedTuple):
     name: str
     """Of its file, without an ending."""
     title: str
-    """What it shows, for who cannot see it."""
+    """The text alternative: what the drawing shows."""
     trace: str | None
     """None: of all traces."""
     svg: str

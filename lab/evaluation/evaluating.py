@@ -14,7 +14,7 @@ from lab.evaluation.summaries import Case, RunSummary, summarise_run
 from lab.virtual.result import RunResult
 
 _DRAWN = 3
-"""Policies whose timelines are kept where a suite does not say which."""
+"""Policies whose timelines are kept where a suite does not name any."""
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""An evaluation as one HTML page: everything is in it, nothing is fetched, and it reads in light and in dark.
+"""An evaluation as one HTML page, complete in itself and fetching nothing, for light and dark displays.
 
 All text that comes from a suite is escaped.
 """
@@ -209,7 +209,7 @@ def _details(title: str, content: str) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, plain: bool = False) -> str:
-    """Cells are HTML, headings are text. `plain`: words, to the left; else figures."""
+    """Cells are HTML, headings are text. `plain`: text, to the left; else figures."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     lines = "".join(
         f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>\n' for row in rows

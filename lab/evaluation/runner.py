@@ -1,8 +1,8 @@
-"""Runs many things in worker processes: each by itself, results in the order asked for, whatever ends first.
+"""Runs tasks in worker processes: each by itself, results in the order of the tasks, whatever ends first.
 
-No more is handed out than there are workers. So when a worker dies without a word (killed for its memory, or a crash in
-native code), few things can have been its end; each of them is then run again in a process of its own, and the one that
-kills that one too has failed. A failure is a line of text, never the end of the others.
+There are never more tasks under way than workers. So when a worker dies without an error (killed for its memory, or a
+crash in native code), few tasks can have caused it; each of them is then run again in a process of its own, and the one
+that kills that one too has failed. A failure is a line of text, never the end of the others.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _guarded(work: Callable[[T], R], item: T) -> Outcome[R]:
 
 
 def error_line(error: BaseException) -> str:
-    """An error as one line: what it says, and where it came from."""
+    """An error as one line: its message and its origin."""
     text = " ".join(str(error).split()) or "no message"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""

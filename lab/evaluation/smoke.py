@@ -114,7 +114,7 @@ def cost(runs: Sequence[RunSummary]) -> float:
 
 
 def bars(evaluation: Evaluation) -> Sequence[Bar]:
-    """What must hold of fixed fleets: nothing is lost, and more replicas are no slower."""
+    """The bars of fixed fleets: nothing is lost, and more replicas are no slower."""
     return (
         at_most("lost_requests", evaluation.lost_requests(), 0),
         at_least(

@@ -21,7 +21,7 @@ class Slo:
         return record.outcome is Outcome.OK and self.ttft_met_by(record) and self.tpot_met_by(record)
 
     def ttft_met_by(self, record: RequestRecord) -> bool:
-        """Whether the first token came in time, of an answer that became complete."""
+        """Whether the first token of an answer that completed came in time."""
         return record.outcome is Outcome.OK and record.ttft_s is not None and record.ttft_s <= self.ttft_s
 
     def tpot_met_by(self, record: RequestRecord) -> bool:

@@ -1,14 +1,14 @@
-"""What a suite says of itself, so that `trimtab evaluate` can run it: policies × traces × seeds, and what is asked.
+"""The description of a suite, by which `trimtab evaluate` runs it: policies × traces × seeds, and the bars.
 
-To write one: a module with a function `suite(options: Options) -> Suite`, and a line in `catalogue.SUITES`. All a suite
-must bring is names, SLOs and `run`, which turns a case into a `RunResult`; summaries, intervals, tables, plots, the
+To write one: a module with a function `suite(options: Options) -> Suite`, and a line in `catalogue.SUITES`. A suite
+must have only names, SLOs and `run`, which turns a case into a `RunResult`; summaries, intervals, tables, plots, the
 report and the exit status are the machinery's. `lab/evaluation/smoke.py` is the smallest.
 
 - `run` goes to worker processes: it must be picklable, so a function of a module or a `functools.partial` of one with
   plain data. It must give the same result for the same case, in whatever process and order. What it raises makes the
   case a failed one, reported by name, and the others go on.
 - `bars` and `notes` are called once, in the main process, with the whole `Evaluation`. Failed cases and, for `bars`,
-  filters may have taken runs away: `Evaluation.confidence` and its like then hold None. `bars` is always asked over all
+  filters may have removed runs: `Evaluation.confidence` and its like then hold None. `bars` is always called over all
   policies and traces of the suite, so that a mean over traces is never one of those that happened to run. A bar of
   `bars.at_least` or `at_most` that lacks a figure is missed where a case failed, and not judged, which is neither met
   nor missed, where a filter left out what it needs.
@@ -30,12 +30,12 @@ from lab.virtual.result import RunResult
 
 
 class SuiteError(Exception):
-    """A suite cannot be run as asked; the message is one line that says what and what to do."""
+    """A suite cannot be run as requested; the message is one line with the fault and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line may say to a suite when it is made."""
+    """Options of the command line for a suite, given when it is made."""
 
     duration_s: float | None = None
     """Length of each trace; None: the suite's own. A suite that has no choice raises `SuiteError` for anything else."""
@@ -45,8 +45,8 @@ class Options:
 class Tuning:
     """How the thresholds of one policy are found, on seeds that the evaluation does not use.
 
-    A setting costs what `cost` says of its runs over all of `traces` × `seeds`, less is better. `run` is picklable.
-    What was found is written to a file (`--out`, or the suite's own `tuned_file`) that `tuned.read_tuned` reads.
+    The cost of a setting is `cost` of its runs over all of `traces` × `seeds`, less is better. `run` is picklable.
+    The result is written to a file (`--out`, or the suite's own `tuned_file`) that `tuned.read_tuned` reads.
     """
 
     space: Mapping[str, Sequence[float]]

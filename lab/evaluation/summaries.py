@@ -2,7 +2,7 @@
 
 Shares are of all requests of the trace. A request that was lost, or that the run's end cut off, is within no target and
 is never counted as a latency: a policy that drops its slow requests gets no better latencies for it without paying in
-attainment. How many there were stands beside.
+attainment. Their number is given beside it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RunSummary:
     transitions: int
     counts: Mapping[str, float]
     timeline: tuple[TimelinePoint, ...] = ()
-    """Thinned out; empty where nobody draws it."""
+    """Thinned out; empty where it is not drawn."""
 
     def figures(self, service: str = ALL) -> Figures | None:
         """One service's figures, or those of all; None for a service that the run does not name."""

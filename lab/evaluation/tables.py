@@ -144,7 +144,7 @@ def overall_cells(evaluation: Evaluation, policy: str) -> list[str]:
 
 
 def bars_table(bars: Sequence[Bar]) -> Table:
-    """What was asked, and whether it is so."""
+    """The bars, and whether each is met."""
     table = _table("\nbars", gap=1)
     table.add_column("")
     table.add_column("bar", overflow="fold")

@@ -1,7 +1,7 @@
 """Finds a policy's best thresholds on a suite's training seeds, and keeps them in a file.
 
-The search is that of `lab.baselines.tuning`; here a setting's runs are done in parallel and what they cost is
-reckoned by the suite. A search may be in two stages: many settings on one seed, the best of them on all, since what is
+The search is that of `lab.baselines.tuning`; here a setting's runs are done in parallel and the suite
+computes their cost. A search may be in two stages: many settings on one seed, the best of them on all, since what is
 best on one seed is partly luck. A run that raises ValueError makes its setting impossible. Any other error ends the
 search: a setting must not win because the others crashed.
 """

@@ -13,7 +13,7 @@ from lab.fitting.targets import TARGETS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compared:
-    """One measured load and what the model says of it; seconds."""
+    """One measured load and the model's prediction; seconds."""
 
     precision: str
     """Of the measured replica; the packaged profile itself is bfloat16."""

@@ -2,7 +2,7 @@
 
 Least squares of the logarithms of predicted over measured TTFT and TPOT, each row simulated; large errors count
 linearly, not by their square, so that single runs that went wrong do not rule. A weak prior keeps factors near one and
-times near zero where the rows say nothing about them.
+times near zero where the rows do not determine them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _UNITS = (1e-3, 10e-6, 20e-6, 10e-6, 10e-3)
 """What is a usual size of each of the times."""
 _FACTORS = ("weights_factor", "experts_factor", "token_factor", "kv_factor", "peak_share")
 _USUAL = (1.0, 1.0, 1.0, 1.0, 0.8)
-"""What factors are where no row says otherwise. 80 % of the nominal rate is what products in bfloat16 reach in the
+"""The factors where no row determines them. 80 % of the nominal rate is what products in bfloat16 reach in the
 H100's tables."""
 _USUAL_TIMES = (0.5, 0.0, 0.5, 0.5, 0.5)
 _TIME_SPREADS = (3.0, 0.5, 3.0, 3.0, 3.0)
 """In their units; what kernels of a layer leave between them inside a CUDA graph is a few microseconds."""
 _FACTOR_SPREADS = (0.5, 0.5, 0.5, 0.5, 0.15)
 _MOST_CLIENTS = 16
-"""Rows of more clients take most of the time to simulate and tell little more."""
+"""Rows of more clients take most of the time to simulate and add little."""
 _LINEAR_BEYOND = 0.1
 _STEP = 0.1
 _HALVINGS = 6
@@ -72,7 +72,7 @@ def corrections_document(corrections: dict[str, Correction]) -> str:
 
 
 def correction_of(values: Array) -> Correction:
-    """The correction that the fitted variables stand for: times in their units, then logarithms of factors."""
+    """The correction of the fitted variables: times in their units, then logarithms of factors."""
     times = {name: max(0.0, float(v)) * unit for name, unit, v in zip(_TIMES, _UNITS, values, strict=False)}
     logs = values[len(_TIMES) :]
     factors = {n: usual * math.exp(float(v)) for n, usual, v in zip(_FACTORS, _USUAL, logs, strict=True)}

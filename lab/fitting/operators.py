@@ -39,7 +39,7 @@ _EAGER_MESSAGE = 65_536
 """All-reduces of no more elements than this take what their launch takes when the host launches them one by one."""
 _EAGER_OPERATORS = 14
 """Operators of a dense layer that the host launches one by one where CUDA graphs are for decoding only and norms and
-quantisation are told to be operators of their own: two norms, four quantisations, four products, rotation, writing
+quantisation are configured as operators of their own: two norms, four quantisations, four products, rotation, writing
 KV, attention, activation. Two all-reduces come on top."""
 _POWER_OF = "h100_sxm"
 _FLOPS = {"bfloat16": "bfloat16_tc_flops", "fp8": "fp8_tc_flops", "nvfp4": "fp4_tc_flops"}
@@ -69,7 +69,7 @@ class Deployment:
     moe_kernel: str = ""
     """Of the server, when the table of expert layers was measured with another one."""
     decode_graphs_only: bool = False
-    """Whether the server was told to use CUDA graphs for batches that only decode, and for no part of others."""
+    """Whether the server was configured to use CUDA graphs for batches that only decode, and for no part of others."""
     scheduled_ahead: bool = False
     """Whether the server puts an iteration together while the one before runs, so that the host's share is hidden."""
 
@@ -165,7 +165,7 @@ def sustained_share(perf: Path, system: str, peak_share: float) -> float:
 
 
 def _eager_layer_s(perf: Path, system: str, tensor_parallel: int) -> float:
-    """Launches of one dense layer, operator by operator; the table of all-reduces tells what one takes."""
+    """Launches of one dense layer, operator by operator; the table of all-reduces has the time of one."""
     small = read_all_reduce(perf, system, max(2, tensor_parallel), eager=True)
     launch_s = float(np.median(small.seconds[small.work <= _EAGER_MESSAGE]))
     return launch_s * (_EAGER_OPERATORS + (2 if tensor_parallel > 1 else 0))

@@ -21,7 +21,7 @@ from simulator.core.timing import IterationModel
 
 _MAX_BLOCKS = 1 << 20
 _MAX_READABLE_BLOCKS = 5000
-"""From twice as many on, four decimals tell nothing."""
+"""From twice as many on, four decimals do not distinguish them."""
 _HALF_DECIMAL = 0.5001e-4
 _FIRST_STEP_S, _LAST_STEP_S = 2e-3, 25e-6
 _DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, -2), (-1, 2), (1, -4), (-1, 4))
@@ -131,7 +131,7 @@ def read_gauges(perf: Path, name: str) -> Gauges:
 
 
 def kv_blocks(usage: Array) -> int:
-    """Blocks of KV cache that the recorded server could hand out, read off the usage it showed; 0 to 1, shape (any,).
+    """Blocks of KV cache that the recorded server could allocate, from the usage it showed; 0 to 1, shape (any,).
 
     Usage is whole blocks over all of them, written with four decimals. Some 180 such figures fit one number of blocks
     and its multiples only. Nothing simulated and no time is looked at. Raises ValueError when no number fits.
@@ -183,7 +183,7 @@ class HostShare:
 
 
 def fit_host_share(requests: Sequence[BenchRequest], limits: EngineLimits, timing: IterationModel) -> HostShare:
-    """The share for which the simulated latencies lie nearest to the recorded ones.
+    """The share for which the simulated latencies are nearest to the recorded ones.
 
     Least mean square of the logarithms of simulated over recorded TTFT, TPOT and end-to-end latency of all requests, by
     a search that halves its steps: the sum is not smooth, since batches come out otherwise at other times.

@@ -1,6 +1,6 @@
 """End-to-end measurements of whole replicas (aiconfigurator's silicon samples): reading them and predicting them.
 
-What a row leaves unsaid is taken from how it came about, not from what it measured, but for two facts. Rows with a
+What a row leaves out is taken from how it was measured, not from its results, but for two facts. Rows with a
 date are the public benchmark InferenceX's (SemiAnalysis): its client sends ten requests for each connection, all
 connections start at once, lengths are drawn uniformly from 80 to 100 % of the stated ones, and figures are means; its
 scripts start the servers with 8,192 tokens a batch, asynchronous scheduling and no prefix cache, with KV in fp8 except
@@ -13,7 +13,7 @@ that count. All else is assumed to be the same.
 The two facts are of servers on the H100, read off its rows. Llama on two GPUs holds 225,000 tokens of KV by Little's
 law, which is what fits in bfloat16 and half of what fits in fp8, so its KV counts as bfloat16. And TTFTs of Qwen3-32B
 grow with the clients and not with the length of answers, as they do where one prompt is computed an iteration: its
-budget counts as a prompt and a token for each client. The sources say fp8, and 1,500 tokens more (`as_documented`).
+budget counts as a prompt and a token for each client. The sources state fp8, and 1,500 tokens more (`as_documented`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SiliconRow:
     """Requests of each client that are over before those that are measured begin."""
     misrecorded: bool = False
     """Whether `concurrency` is not that of the run: for some days of December 2025 the script for gpt-oss on the H100
-    let 512 connections loose on a server with 4 to 64 slots, and wrote down 512. Which server it was nobody wrote down.
+    opened 512 connections to a server with 4 to 64 slots, and recorded 512. Which server it was is not recorded.
     """
 
     @property

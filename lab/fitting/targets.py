@@ -28,7 +28,7 @@ class Estimate:
     """Time of what computing bounds, over that of the GPU with tables."""
 
     def scale(self, times: OperatorTimes) -> OperatorTimes:
-        """The parts of an iteration on the estimated GPU; gaps and collectives within them are not told apart."""
+        """The parts of an iteration on the estimated GPU; gaps and collectives within them are not separated."""
         return dataclasses.replace(
             times,
             weights_s=times.weights_s * self.memory_ratio,

@@ -1,6 +1,6 @@
 """HeteroScale's findings about the eight signals, each against what the model shows. Pure.
 
-A verdict follows from thresholds that stand here, not from anybody's eye.
+A verdict follows from the thresholds in this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """What the seed says, where, whether it comes out here, and the figures."""
+    """A finding of the seed, its place, whether it holds here, and the figures."""
 
     claim: str
     where: str
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Everything that was run, and what it says about the seed's findings."""
+    """Everything that was run, and the verdicts on the seed's findings."""
 
     setting: Setting
     capacity_rps: float

@@ -1,4 +1,4 @@
-"""What a signal says about the load: correlation, straightness, range, noise, and where a cliff stands. Pure."""
+"""How a signal follows the load: correlation, linearity, range, noise, and the place of a cliff. Pure."""
 
 from __future__ import annotations
 

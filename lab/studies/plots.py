@@ -98,7 +98,7 @@ def _over_the_day(study: Study) -> Figure:
 
 
 def _as_rules(study: Study) -> Figure:
-    """As the seed's figure 6: units under each signal's rule against those that the load asks for."""
+    """As the seed's figure 6: units under each signal's rule against those that the load needs."""
     figure = Figure(figsize=(11, 9), layout="constrained")
     grid = figure.subplots(4, 2, sharex=True, sharey=True)
     for axes, signal in zip(grid.flat, Signal, strict=True):

@@ -127,11 +127,11 @@ class Scaled:
     follows: float | None
     """Correlation of units with load."""
     needed: tuple[float, ...]
-    """Units that the load of each window asks for, at `TARGET_LOAD` of what each serves."""
+    """Units that the load of each window needs, at `TARGET_LOAD` of what each serves."""
     over: float
     """Mean of units over those needed; 1 where the size is right."""
     short: float
-    """Share of windows with fewer units than the load asks for at the whole of what each serves."""
+    """Share of windows with fewer units than the load needs at the whole of what each serves."""
     attainment: float
     """Share of requests within TTFT's limit, times that within TBT's."""
 

@@ -58,7 +58,7 @@ def main(write: Annotated[bool, typer.Option("--write", help="Write the packaged
 
 
 def calibrate_published(profile: Profile, slo: Slo, sweep: Sweep) -> TokenServiceShare:
-    """A profile's scalars in the paper's form. Raises `CalibrationError` where no load tells."""
+    """A profile's scalars in the paper's form. Raises `CalibrationError` where no load shows a difference in health."""
     return fit_published(fit_windows(profile, slo, token_cost(profile, slo), sweep), slo)
 
 

@@ -2,7 +2,7 @@
 
 Two kinds of requests, of chat and of long answers, are each sent at rising rates to one replica until fewer than 95 %
 of them keep the SLO. At those rates a replica is full by definition, which gives two equations for two unknowns. The
-costs size loads (`simulator.traces.probes`) and tell the oracle what is due; a replica that shares its load with
+costs size loads (`simulator.traces.probes`) and give the oracle its target; a replica that shares its load with
 others carries somewhat more, since bursts even out, and one with very long prompts less.
 """
 

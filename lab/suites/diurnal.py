@@ -1,7 +1,7 @@
-"""`trimtab evaluate diurnal`: who scales a service of prefill and decode replicas best over a day.
+"""`trimtab evaluate diurnal`: policies that scale a service of prefill and decode replicas over a day, compared.
 
 All contenders run on the identical runtime: the same pre-scheduler, actuator, start-up times and gateway. Targets come
-from one pressure test; baselines whose signal differs by role get a target for each role, so that none is a straw man.
+from one pressure test; baselines whose signal differs by role get a target for each role, so that none is handicapped.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def cost(runs: Sequence[RunSummary]) -> float:
 
 
 def bars(evaluation: Evaluation) -> Sequence[Bar]:
-    """Nothing is lost; Trimtab saves GPUs against a fleet for the peak, and keeps the SLO nearly as well."""
+    """The bars: nothing is lost; Trimtab saves GPUs against a fleet for the peak, and keeps the SLO nearly as well."""
     saved = evaluation.change("trimtab", "day", "gpu_hours", against="static-peak").median
     return (
         at_most("lost_requests", evaluation.lost_requests(), 0),

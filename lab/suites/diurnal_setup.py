@@ -1,8 +1,8 @@
 """A chat service of prefill and decode replicas over a workday, run twelve times as fast as a real one.
 
 Lengths and limits are those of HeteroScale's service A (section 4.1); the day's form is `simulator.traces.diurnal`'s.
-What a unit carries, and which signals it shows then, comes from a pressure test on virtual time, as the seed's
-Algorithm 1 asks for; it is run when a case is, so that it fits the profiles as they are.
+What a unit carries, and which signals it shows then, comes from a pressure test on virtual time, as in the seed's
+Algorithm 1; it is run when a case is, so that it fits the profiles as they are.
 """
 
 from __future__ import annotations

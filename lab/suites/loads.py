@@ -107,8 +107,8 @@ def scale_for(
 ) -> tuple[float, float]:
     """The factor at which `attainment` is `target`, and what it is there.
 
-    `attainment` falls as the factor grows, but for noise. From `start` the factor is moved until the target lies
-    between two; then the straight line over the logarithm says where to look next. Ends within `tolerance` of the
+    `attainment` falls as the factor grows, but for noise. From `start` the factor is moved until the target is
+    between two; then the next factor is interpolated over the logarithm. Ends within `tolerance` of the
     target, or when the bracket is narrow. Raises ValueError when no factor between 0.01 and 100 brackets the target.
     """
     low = high = start

@@ -1,4 +1,4 @@
-"""`trimtab evaluate tre`: who serves three models on eight GPUs best, on the seven traces of TRE's evaluation.
+"""`trimtab evaluate tre`: policies for three models on eight GPUs, compared on the seven traces of TRE's evaluation.
 
 Every contender runs on the identical runtime (`lab.virtual`), on seeds that no tuning and no calibration saw.
 `trimtab evaluate tre-loads` runs the contenders that matter at two other loads of each trace.
@@ -44,7 +44,7 @@ ABOUT_TRACES = {
 }
 OTHER_LOADS = tuple(name for name in TARGETS if name != MAIN)
 BESIDE = ("static", "kv-auto", "kv-auto-5s", "kv-auto-1s", "oracle", "trimtab-plain", "trimtab")
-"""Who is run at other loads."""
+"""Policies that are run at other loads."""
 FINALISTS = 3
 """How many of the settings that are best on the first training seed are run on all of them."""
 

@@ -1,7 +1,7 @@
-"""What is asked of Trimtab in the TRE suite, as pure functions of the figures that the runs gave.
+"""The bars of Trimtab in the TRE suite, as pure functions of the figures of the runs.
 
 Figures of one trace are medians over seeds; a reduction is 1 − median of ours / median of theirs. Over traces they are
-taken together by the geometric mean of those ratios. A figure that cannot be told, since runs failed or were left out,
+taken together by the geometric mean of those ratios. A figure that is not known, since runs failed or were left out,
 is None: its bar is missed, or not judged where a filter left it out. Trimtab as shipped decides each second.
 """
 
@@ -25,7 +25,7 @@ GAP_TO_ORACLE = 0.15
 ATTAINED = 0.92
 
 Medians = Callable[[str, str, str], float | None]
-"""From policy, trace and metric to the median over seeds; None where it cannot be told."""
+"""From policy, trace and metric to the median over seeds; None where it is not known."""
 
 
 def medians_of(evaluation: Evaluation) -> Medians:

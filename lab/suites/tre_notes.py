@@ -1,4 +1,4 @@
-"""What the report of the TRE suite says in words, from the figures: where the paper's plain rules lose, and how."""
+"""The notes of the TRE suite's report, from the figures: where the paper's plain rules lose, and how."""
 
 from __future__ import annotations
 

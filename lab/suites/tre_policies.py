@@ -1,7 +1,7 @@
-"""What the TRE suite compares, all on the identical runtime: only who decides differs, and who is awake at first.
+"""The contenders of the TRE suite on the identical runtime: they differ in the controller and in the first awake set.
 
 KV-Auto as the paper describes it starts from one replica of each model. All others start from the static split.
-Baselines that scale by counts ask for what they want; `lab.virtual.counts` finds the GPUs.
+Baselines that scale by counts request counts; `lab.virtual.counts` finds the GPUs.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def plain_rules_pool(setting: Setting) -> Pool:
 
 
 def shipped_pool(setting: Setting, **spec: object) -> Pool:
-    """A pool as a user gets it who writes down no rules and no cadences, but for what `spec` names."""
+    """A pool with the default rules and cadences, but for what `spec` names."""
     del setting
     named = {"cluster", "gpus", "members"}
     pool = plain_pool()
@@ -282,7 +282,7 @@ def _contenders() -> Iterator[Contender]:
         space={
             "horizon_s": (ORACLE_HORIZON_S,),
             "window_s": (5.0, 10.0),
-            # As no GPU is left idle, every load asks for the same.
+            # As no GPU is left idle, every load needs the same.
             "load": (0.65,),
             "period_s": (1.0, 2.0, 5.0),
         },

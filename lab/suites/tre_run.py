@@ -16,7 +16,7 @@ LOAD_MARK = "@"
 
 
 def rate_scale(trace: str, loads: Loads) -> tuple[str, float]:
-    """The probe and the factor on its rates that a trace of the suite stands for. Raises `TraceError`."""
+    """The probe of a trace of the suite and the factor on its rates. Raises `TraceError`."""
     name, _, load = trace.partition(LOAD_MARK)
     try:
         return name, loads.traces[name][load or MAIN].rate_scale

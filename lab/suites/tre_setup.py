@@ -95,7 +95,7 @@ def _slo_guards(slo: Slo) -> Guards:
 
 @functools.cache
 def plain_pool() -> Pool:
-    """The pool with the seed's cadences; who is awake at first is the static split."""
+    """The pool with the seed's cadences; the static split is awake at first."""
     return Pool(
         metadata=Metadata(name="tre"),
         spec=PoolSpec(

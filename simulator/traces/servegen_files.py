@@ -7,8 +7,7 @@
 | `*_clients.npz` | many clients' windows in arrays: `client`, `t_s`, `rate_rps`, `pattern`, `p1` (shape) |
 | `*_hist.csv` | lengths of all clients together: `lo,hi,prob` |
 
-A dataset's first entry is used for the whole client, as users of ServeGen do: it does not average lengths that shift
-over days.
+A dataset's first entry is used for the whole client: lengths that shift over days are not averaged.
 """
 
 from __future__ import annotations
