@@ -38,7 +38,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bindable(what: str, address: str) -> None:
-    """Bind ``address`` once and let it go. Raises ``StartupError`` with ``describe_bind_error``'s line.
+    """Bind ``address`` once and close the socket. Raises ``StartupError`` with ``describe_bind_error``'s line.
 
     For servers that tell the reason of a failed bind badly. Blocks for as long as a name takes to resolve.
     """

@@ -1,6 +1,6 @@
 """Errors that end a process with one clear line.
 
-They live below every other module so that the store, the settings and the servers can raise them without
+They are below every other module so that the store, the settings and the servers can raise them without
 importing one another.
 """
 

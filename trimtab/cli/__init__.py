@@ -1,4 +1,4 @@
-"""The `trimtab` command: what people run. It starts services only as processes and speaks to them over gRPC."""
+"""The `trimtab` command. It starts services only as processes and calls them over gRPC."""
 
 import os
 

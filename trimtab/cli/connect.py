@@ -23,7 +23,7 @@ from trimtab.rpc.errors import describe, error_reason
 T = TypeVar("T")
 
 PAGE_SIZE = 500
-# What gRPC says of the last address that it tried.
+# gRPC's own message about the last address that it tried.
 _NO_CONNECTION = re.compile(r"ipv[46]:(?P<address>\S+): (?:.*: )?(?P<cause>[^:]+)$")
 
 

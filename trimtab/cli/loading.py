@@ -26,7 +26,7 @@ ENTRY_POINTS = "trimtab.commands"
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command until it is called."""
+    """A placeholder for a command, which is imported when it is called."""
 
     def __init__(self, name: str, target: str) -> None:
         super().__init__(name=name, callback=None, params=[])

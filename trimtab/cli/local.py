@@ -22,7 +22,7 @@ from trimtab.rpc import healthcheck
 
 CLUSTER = "local"
 LOCK_NAME = "lock"
-# The first start of a service on a busy machine; a stack that is not up by then says what it waits for.
+# The first start of a service on a busy machine; a stack that is not up by then fails and names what it waits for.
 READY_TIMEOUT_S = 60.0
 
 
@@ -43,7 +43,7 @@ class LocalStack:
     bring_up_scale: float = 1.0
     stream_interval: int = 1
     log_level: str = "info"
-    # By what the gateway reaches the actuator (host:port) and the store (URL), where something stands between.
+    # Where the gateway reaches the actuator (host:port) and the store (URL), when a proxy is between them.
     gateway_actuator: str | None = None
     gateway_store: str | None = None
 
@@ -151,7 +151,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def not_writable(folder: Path, error: OSError) -> CommandError:
-    """What is said of a folder that cannot be written to."""
+    """The error for a folder that cannot be written to."""
     return CommandError(
         f"cannot write to {error.filename or folder}: {error.strerror}; give another folder with --state-dir"
     )
@@ -208,7 +208,7 @@ async def _is_serving(address: str) -> bool:
 
 
 async def wait_until(condition: Callable[[], Awaitable[str]], *, timeout_s: float, poll_s: float = 0.25) -> None:
-    """Waits until `condition` returns an empty string; it says what is waited for. Raises CommandError."""
+    """Wait until `condition` returns an empty string; until then it returns what is missing. Raises CommandError."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         missing = await condition()

@@ -15,7 +15,7 @@ ONE_LINE_COLUMNS = 110
 
 
 def print_error(text: str) -> None:
-    """One line on standard error, as every failure of a command is told."""
+    """Print one line on standard error: the form of every failure of a command."""
     errors.print(f"trimtab: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 

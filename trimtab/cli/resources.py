@@ -45,7 +45,7 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
 
 
 def read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
-    """`read_resources`, each with the file that it stands in."""
+    """`read_resources`, each with its file."""
     try:
         placed = parse_placed((str(file), read_bounded_text(file)) for file in _files(paths))
     except YamlError as error:
@@ -56,7 +56,7 @@ def read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
 
 
 def parse_placed(texts: Iterable[tuple[str, str]]) -> list[tuple[Resource, str]]:
-    """The resources of (name, YAML text), each with the name that it stands in, in the order of `KINDS`.
+    """The resources of (name, YAML text), each with the name of its text, in the order of `KINDS`.
 
     Raises YamlError, and CommandError for a resource that is wrong or given twice.
     """

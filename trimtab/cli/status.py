@@ -48,12 +48,12 @@ from trimtab.views.text import MISSING, UNSURE
 
 REFRESH_S = 0.5
 SVG_WIDTH = 160
-# Narrower terminals get the columns that tell whether a service is well.
+# Narrower terminals get only the columns that show whether a service is healthy.
 WIDE_COLUMNS = 130
 # And only wider ones the reason why a value is less than ok.
 WORDS_COLUMNS = 160
 _REGION_STYLES = {"critical": "bold red", "nominal": "green", "surplus": "cyan"}
-# A colour per service, so that the GPU map and the table speak of the same thing.
+# A colour per service, the same in the GPU map and in the table.
 _SERVICE_COLOURS = ("blue", "magenta", "yellow", "cyan", "green", "red")
 
 
@@ -105,7 +105,7 @@ def _any_starting(status: policy_pb2.GetStatusResponse) -> bool:
 
 
 async def _replicas(services: Services) -> tuple[Sequence[actuator_pb2.Replica], bool]:
-    """What the actuator lists, nothing when it does not say; and whether somebody else runs the servers."""
+    """The actuator's replicas, none when it does not answer; and whether the fleet is fixed, run by another program."""
     try:
         reply = await services.actuator.ListReplicas(actuator_pb2.ListReplicasRequest(page_size=1000), timeout=2.0)
     except grpc.aio.AioRpcError:
@@ -114,7 +114,7 @@ async def _replicas(services: Services) -> tuple[Sequence[actuator_pb2.Replica],
 
 
 async def fetch_pre_warmings(services: Services, subject: str = "") -> Sequence[actuator_pb2.Operation]:
-    """Those among the actuator's newest operations; none when it does not say."""
+    """Those among the actuator's newest operations; none when it does not answer."""
     try:
         reply = await services.actuator.ListOperations(
             actuator_pb2.ListOperationsRequest(page_size=PAGE_SIZE), timeout=2.0
@@ -125,7 +125,7 @@ async def fetch_pre_warmings(services: Services, subject: str = "") -> Sequence[
 
 
 async def _all_pools(services: Services) -> Sequence[policy_pb2.Pool] | None:
-    """The pools as they are stored; None when the policy engine does not say."""
+    """The pools as they are stored; None when the policy engine does not answer."""
     try:
         return await every_item(
             lambda token: services.policy.ListPools(

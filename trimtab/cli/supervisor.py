@@ -30,12 +30,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildError(Exception):
-    """A child did not come up; the message names it and quotes what it said last."""
+    """A child did not come up; the message names it and quotes its last output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """How to start one process and how to tell that it is ready."""
+    """How to start one process, and the check that it is ready."""
 
     name: str
     argv: Sequence[str]
@@ -81,7 +81,7 @@ class Supervisor:
         return {child.spec.name: child.restarts for child in self._children}
 
     def pid(self, name: str) -> int | None:
-        """The process id of a living child."""
+        """The process id of a running child."""
         for child in self._children:
             if child.spec.name == name and child.process is not None and child.process.returncode is None:
                 return child.process.pid

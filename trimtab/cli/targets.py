@@ -41,7 +41,7 @@ def targets_command(
 
 
 def table_of(rows: Iterable[TargetRow], *, width: int) -> Table:
-    """A row each; where narrow, what tells whether it is well first, and below it where it is."""
+    """One row for each target; on narrow terminals its health first, and its place below."""
     if width < ONE_LINE_COLUMNS:
         return _narrow(rows)
     table = Table(box=None, pad_edge=False)

@@ -44,7 +44,7 @@ StateFolderOption = Annotated[
 
 
 class RunningStack:
-    """A stack that is up: its services, and what its supervisor has to say."""
+    """A stack that is up: its services, and the events of its supervisor."""
 
     def __init__(self, stack: LocalStack, supervisor: Supervisor, services: Services, events: deque[str]) -> None:
         self.stack = stack
@@ -61,10 +61,10 @@ async def running(
     locked: bool = False,
     on_event: Callable[[str], None] | None = None,
 ) -> AsyncIterator[RunningStack]:
-    """Starts every process of a stack and ends them all at the end of the block. Raises CommandError.
+    """Start every process of a stack and end them all at the end of the block. Raises CommandError.
 
-    `locked`: the caller holds the lock of the stack's folder. `on_event` hears of every process that ended by itself,
-    in a line with the time.
+    `locked`: the caller holds the lock of the stack's folder. `on_event` is called with a line and the time for every
+    process that ended by itself.
     """
     lock = None if locked else lock_folder(stack.state_folder)
     try:
@@ -191,7 +191,7 @@ async def _up(stack: LocalStack, placed: Sequence[tuple[Resource, str]] | None, 
     headless = headless or not console.is_terminal
     console.print(f"starting; logs in {stack.log_folder}", highlight=False)
     try:
-        # The live view shows what ended by itself; without it, it is said.
+        # The live view shows what ended by itself; without it, a line is printed.
         async with running(stack, stop=stop, on_event=print_notice if headless else None) as up:
             if placed is None:
                 placed = await scenario_resources(stack) if stack.scenario is not None else []

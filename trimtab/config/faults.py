@@ -1,6 +1,6 @@
-"""What is wrong with a value, in a short line of our own: what must be there, and what is there where it may be shown.
+"""Messages for faulty values: one short line with what is expected, and the value itself where it may be shown.
 
-pydantic finds the faults; its words name Python's types, which who writes YAML need not know.
+pydantic finds the faults; its own messages name Python's types, which authors of YAML need not know.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def shown(value: object) -> str:
 def check_scalar(value: object, kinds: frozenset[type]) -> object:
     """The value of a field that holds a number or a switch, as it is; ValueError where it only looks like one.
 
-    pydantic would take "2" for 2 and "yes" for true, and a slip of quotes would be stored without a word.
+    pydantic would take "2" for 2 and "yes" for true, and misplaced quotes would be stored without an error.
     """
     if value is None or not kinds:
         return value

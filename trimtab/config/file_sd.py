@@ -1,4 +1,4 @@
-"""Reads Prometheus ``file_sd`` documents: which servers there are, and what their labels say of them.
+"""Reads Prometheus ``file_sd`` documents: servers and their labels.
 
 A document is a list of groups, in JSON (``.json``) or YAML::
 
@@ -6,8 +6,8 @@ A document is a list of groups, in JSON (``.json``) or YAML::
       labels: {service: chat, role: colocated, replica: chat-0, model: qwen, node: gpu-a, gpu_indices: "0,1"}
 
 ``parse_file_sd`` is pure; ``read_file_sd`` reads a file of at most 4 MiB. The labels known here are checked, others are
-ignored, since the same file may serve Prometheus. All label values are text, as there. What an absent label means is
-for the reader to say. Every error is one line that names the file and the place in it.
+ignored, since the same file may serve Prometheus. All label values are text, as there. The caller decides what an
+absent label means. Every error is one line that names the file and the place in it.
 """
 
 import json
@@ -119,7 +119,7 @@ class FileSdTarget(BaseModel):
     """host:port"""
     labels: TargetLabels
     place: str
-    """Where it stands: file and path within it, for errors."""
+    """File and path within it, for errors."""
 
     @property
     def url(self) -> str:
@@ -154,7 +154,7 @@ _EXPECTED: Final[Mapping[tuple[int, str], str]] = {
 def parse_file_sd(document: object, *, file: str) -> tuple[FileSdTarget, ...]:
     """The servers of a document as read from JSON or YAML, by name. ``file`` names it in errors.
 
-    A server that stands there twice with the same labels is one. Raises ``FileSdError``, also for a name or an address
+    A server that is listed twice with the same labels is one. Raises ``FileSdError``, also for a name or an address
     that two different entries claim and for more than 100,000 targets.
     """
     try:

@@ -27,12 +27,12 @@ class LoadRule(Spec):
     `backlog_horizon_s`. To level loads, a member gains from `level_above` on, and a donor stays below it by
     `level_margin`; `allocation: level` does so by arrivals smoothed over `memory_s`.
 
-    Arrivals are told over a window, so a rise shows late: what it exceeds `rise_above` by (replicas' worth per second,
-    beyond noise) is carried on for `lead_s`; 0 for never. Their long trend is carried on for `trend_s`, at most twice
-    `memory_s`. A member whose needs were brief of late is rescued once one has lasted for up to `patience_s`; 0 for at
-    once. One with settled arrivals whose Z is in surplus is rescued only above `surplus_rescue_above`. Where loads are
-    level and settled, `allocation: level` also moves what makes requests quicker by at least `latency_gain`, a share of
-    the sum of their cubed latencies; 0 for never.
+    Arrivals are measured over a window, so a rise shows late: its excess over `rise_above` (in the capacity of replicas
+    per second, beyond noise) is extrapolated by `lead_s`; 0 for never. Their long trend is extrapolated by `trend_s`,
+    at most twice `memory_s`. A member whose needs were brief of late is rescued once one has lasted for up to
+    `patience_s`; 0 for at once. One with settled arrivals whose Z is in surplus is rescued only above
+    `surplus_rescue_above`. Where loads are level and settled, `allocation: level` also moves what makes requests
+    quicker by at least `latency_gain`, a share of the sum of their cubed latencies; 0 for never.
     """
 
     enabled: bool = True
@@ -67,11 +67,11 @@ class PoolRules(Spec):
 
     - `allocation`: `share` goes by Z (with ρ beside it); `level` does too, and lets the slow loop level the members'
       steady loads; `load` re-solves the pool by ρ at every tick and moves one bounded transition towards that.
-    - `prediction`: how Z after a transfer is told: `power` Z·(n'/n)^1.5, `elasticity` with an exponent learnt from the
-      member's own transfers, `capacity` from the load and the profile's capacities, `none` not at all: a donor is
+    - `prediction`: how Z after a transfer is predicted: `power` Z·(n'/n)^1.5, `elasticity` with an exponent learnt from
+      the member's own transfers, `capacity` from the load and the profile's capacities, `none` not at all: a donor is
       judged by the Z that it has.
     - `stage_guard`: a stage of a disaggregated service does not give while the other stage is in need.
-    - `settle_s`: who just gained or gave is not judged by its Z until its window has seen the change.
+    - `settle_s`: a member that just gained or gave is not judged by its Z until its window covers the change.
     - `priority_base`: Z is divided, and ρ multiplied, by this to the power of the priority; 1 for ranking alone.
     - `overload`: with every Z below 1, `rescue` moves capacity to critical members only, `level` also from a better to
       a worse served one.
@@ -101,7 +101,7 @@ class PoolRules(Spec):
 
     @model_validator(mode="after")
     def _latency_gain_has_an_effect(self) -> Self:
-        """The default is no wish: resources are shown and sent with it spelt out."""
+        """A gain other than the default needs `allocation: level`; the default is always let through."""
         gain = self.load.latency_gain
         if gain in (0, LoadRule.model_fields["latency_gain"].default):
             return self

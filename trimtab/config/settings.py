@@ -66,7 +66,7 @@ Name = Annotated[str, AfterValidator(_checked_name)]
 
 
 class ServiceSettings(BaseModel):
-    """What every service can be told. Subclasses add fields; every field needs a default or is required."""
+    """Settings of every service. Subclasses add fields; every field needs a default or is required."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 

@@ -70,7 +70,7 @@ class TokenServiceShare(Spec):
 
 
 class RoleSpec(Spec):
-    """Bounds and shape of one role. Bounds live here alone; pools only list members.
+    """Bounds and shape of one role. Bounds are given here alone; pools only list members.
 
     `token_service_share` is the stage's own profile, in place of the service's.
     """
@@ -196,9 +196,9 @@ class PolicyKind(StrEnum):
     SCALED = "scaled"
     """The engine publishes a count for each role; replicas come and go."""
     POOLED = "pooled"
-    """Replicas live in a pool, whose arbiter wakes and releases them."""
+    """Replicas belong to a pool, whose arbiter wakes and releases them."""
     OBSERVED = "observed"
-    """No block says how to decide. ServicePolicySpec refuses it."""
+    """No block with rules is given. ServicePolicySpec refuses it."""
 
 
 class ServicePolicySpec(Spec):
@@ -287,7 +287,7 @@ class GpuSet(NodeGpus):
 
 
 class PoolMember(Spec):
-    """A service whose replicas live in the pool; floors and ceilings are its ServicePolicy's."""
+    """A service whose replicas belong to the pool; floors and ceilings are its ServicePolicy's."""
 
     service: Name
     role: RoleWord = Role.COLOCATED
@@ -312,7 +312,7 @@ class PoolSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _slow_is_twice_the_fast(cls, data: object) -> object:
-        """Who gives the fast loop alone means the slow one to be slower."""
+        """Derive the slow loop's interval from the fast one's where only the latter is given."""
         if not isinstance(data, Mapping) or "rebalanceIntervalS" in data or "rebalance_interval_s" in data:
             return data
         rescue_s = data.get("rescueIntervalS", data.get("rescue_interval_s"))

@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Spec)
 
 @dataclass(frozen=True, kw_only=True)
 class FieldViolation:
-    """One thing wrong with one field; `field` is a path such as `spec.roles[0].maxReplicas`."""
+    """One fault of one field; `field` is a path such as `spec.roles[0].maxReplicas`."""
 
     field: str
     description: str
@@ -40,7 +40,7 @@ class ResourceError(ValueError):
 def validate(model: type[S], document: Mapping[str, Any]) -> S:
     """Plain data, by the names of protobuf's JSON mapping → a model. Raises ResourceError, one violation per field."""
     try:
-        # By the names of protobuf's JSON mapping alone: Python's own (`lead_s`) are for who makes parts in code.
+        # By the names of protobuf's JSON mapping alone: Python's own (`lead_s`) are for parts made in code.
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         faults = error.errors(include_url=False)
@@ -78,7 +78,7 @@ def _describe(model: type[Spec], fault: ErrorDetails) -> str:
 
 
 def _part_at(model: type[Spec], location: tuple[int | str, ...]) -> type[Spec] | None:
-    """The part of a resource that stands at a path of it."""
+    """The part of a resource at a path."""
     part: type[Spec] | None = model
     for name in location:
         if isinstance(name, str) and part is not None:

@@ -4,8 +4,8 @@ A reader may find one collector's window of this round and another's of the roun
 windows are kept, and the newest end counts that every live collector has written and at which no replica is reported
 twice: two collectors report one while it is handed over. Where there is no such end, the newest one counts at which no
 replica is reported twice, and the replicas of collectors that are late are missing. Where every end has one reported
-twice, the newest end counts, and of two windows that report the same replica the one with more replicas: sums cannot
-be taken apart, and counting twice is worse than "partial".
+twice, the newest end counts, and of two windows that report the same replica the one with more replicas: a sum cannot
+be split, and counting twice is worse than "partial".
 
 A collector is live while its newest window ended after the newest window of all began. The replicas of one that is not
 are missing, and after `FORGET_S` forgotten.

@@ -1,6 +1,6 @@
 """Which quality a value over several replicas has. The first that applies:
 
-no replica in the sum     STALE when one stands still, WARMING when one is too new, else MISSING; no value
+no replica in the sum     STALE when one is stale, WARMING when one is too new, else MISSING; no value
 a counter fell            RESET: what was counted since is included, so the value may be too small
 n < m                     PARTIAL n of m
 a replica is new          WARMING
@@ -41,7 +41,7 @@ class Coverage(NamedTuple):
 
 
 def grade(value: float | None, tally: Tally, coverage: Coverage, note: str = "") -> Measurement:
-    """The value with its quality. `note` says why there is none, where there is more to say than the counts do."""
+    """The value with its quality. `note` is the reason for an absent value, where the counts do not show it."""
     reported, expected = coverage.reported(tally.reported), coverage.expected
     details = [note] if note else []
     if value is not None and not 0 <= value < math.inf:

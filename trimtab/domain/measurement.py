@@ -1,6 +1,6 @@
 """A measurement: a value with a quality, never a bare number.
 
-A missing read is not zero: a reader that needs a value gives the number that stands for its absence. Whether a
+A missing value is not zero: a caller that needs a number passes the one to use in its absence. Whether a
 measurement may justify taking capacity away is decided here (`fit_for_release`), for scaled and pooled services alike.
 """
 

@@ -9,7 +9,7 @@ from trimtab.domain.vocabulary import Role
 
 @dataclass(frozen=True, slots=True, order=True)
 class MemberKey:
-    """A role of a service: what lives in a pool, and has a Z of its own."""
+    """A role of a service in a pool; it has a Z of its own."""
 
     service: str
     role: Role

@@ -1,6 +1,6 @@
-"""What a role, or a service over its roles, did in a window, merged over collectors: values with a quality.
+"""Signals of a role, or of a service over its roles, in a window, merged over collectors: values with a quality.
 
-Values are reckoned when they are asked for: a reader that needs three signals pays for three.
+Values are computed on access: a reader that needs three signals pays for three.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from trimtab.domain.vocabulary import Role
 
 # More replicas than a role can have.
 _MANY = 1e9
-# Where a request of a service passes several roles, one of them says it: the last for what is finished, the first for
-# what is waited for.
+# Where a request of a service passes several roles, one role reports a signal: the last one what is finished, the first
+# one what is waited for.
 _LAST_ROLES = frozenset({Role.COLOCATED, Role.DECODE})
 _FIRST_ROLES = frozenset({Role.COLOCATED, Role.PREFILL, Role.PREFILL_ATTENTION})
 _SPEAKING_ROLES: Mapping[Signal | Latency, frozenset[Role]] = {
@@ -80,7 +80,7 @@ class RolePart:
 
 
 class SignalValue(NamedTuple):
-    """A signal, and the largest value of one replica where that is told and the signal has a value."""
+    """A signal, and the largest value of one replica where that is reported and the signal has a value."""
 
     measurement: Measurement
     maximum: float | None
@@ -187,7 +187,7 @@ class RoleObservation:
         return (window for part in self.parts for window in part.windows)
 
     def _speaking(self, wanted: Signal | Latency) -> Sequence[RolePart]:
-        """The parts that count: those of the roles that tell it, where a service has several and one of these."""
+        """The parts that count: those of the roles that report the signal, where a service has several roles."""
         if len(self.parts) == 1:
             return self.parts
         roles = _SPEAKING_ROLES.get(wanted)

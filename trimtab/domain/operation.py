@@ -37,7 +37,7 @@ FINISHED = frozenset(
 
 
 class StepKind(StrEnum):
-    """What a step was asked to do."""
+    """What a step does."""
 
     RELEASE = "release"
     WAKE = "wake"
@@ -63,7 +63,7 @@ class Step:
 class Operation:
     """Steps that belong together. `subject` is the pool or the Deployment Group; times are Unix seconds.
 
-    `kind` is None for one of a later release, or of which nothing is known.
+    `kind` is None for one of a later release, or one that is not known.
     """
 
     operation_id: str

@@ -43,7 +43,7 @@ class ScaleIn:
 class GroupPlacement:
     """Everything that one cycle does to one Deployment Group: applied as a whole or not at all.
 
-    `level` and `subgroup_class` describe the domain. They are None where the sender did not say: an actuator does not
+    `level` and `subgroup_class` describe the domain. They are None where the sender left them out: an actuator does not
     need them.
     """
 

@@ -44,11 +44,11 @@ class Floor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """What a pool's resource says that its cluster's actuator goes by.
+    """The settings of a pool that its cluster's actuator uses.
 
-    A field stands under one name in `PoolSpec`, here, and in the messages `PoolState` (of the actuator's API) and
+    A field has one name in `PoolSpec`, here, and in the messages `PoolState` (of the actuator's API) and
     `PoolRecord` (of its store); `settings_in` carries it from one to the next. `residence_s` counts with `prewarm`
-    alone: a service that received capacity makes no room for so long.
+    alone: a service that received capacity is no donor for that time.
     """
 
     drain_timeout_s: float

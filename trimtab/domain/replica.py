@@ -1,4 +1,4 @@
-"""A replica as its actuator shows it to everybody else."""
+"""A replica as its actuator shows it to other services."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _FRONT_DOOR_SIGNALS = {name: Signal(name) for name in FRONT_DOOR_FIELDS}
 
 
 def role_signals(role: Role, observation: RoleObservation) -> RoleSignals:
-    """What one role's observation says."""
+    """The signals of one role's observation."""
     return RoleSignals(
         role=role,
         window_end_s=observation.end_s,
@@ -30,7 +30,7 @@ def role_signals(role: Role, observation: RoleObservation) -> RoleSignals:
 
 
 def front_door(observation: RoleObservation) -> FrontDoor:
-    """What the observation of one service's front door says."""
+    """The values of the observation of one service's front door."""
     return FrontDoor(
         window_end_s=observation.end_s,
         **{name: observation.measurement(signal) for name, signal in _FRONT_DOOR_SIGNALS.items()},

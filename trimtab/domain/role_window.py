@@ -22,11 +22,11 @@ from trimtab.domain.vocabulary import Role
 
 
 class SignalSums(NamedTuple):
-    """What a role's replicas add to one signal.
+    """The sum of a role's replicas for one signal.
 
     A tuple, not a dataclass: a collector makes thousands of them a second. `reported` replicas are in `sum`; `reset`
     and `warming` say how many of those were so, and `warming` also counts those too new for a rate. `stale` ones are
-    left out. A ratio is `sum` over `weight`. `maximum` is the largest value of one replica, where that is told.
+    left out. A ratio is `sum` over `weight`. `maximum` is the largest value of one replica, where that is reported.
     """
 
     signal: Signal

@@ -1,4 +1,4 @@
-"""What a scaled service should have: the policy engine asks, the pre-scheduler places."""
+"""The replicas that a scaled service should have: the policy engine requests them, the pre-scheduler places them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is measured: gauges and counters of a server's page, latencies, and the signals of a role that come of them.
+"""Measured values: gauges and counters of a server's page, latencies, and the signals of a role derived from them.
 
-Signals and latencies are closed, append-only sets with numbers on the wire. This is the one declaration of each: what
-it is called, its unit, what it is reckoned from, and whether decisions take it. What collectors add up, what is merged,
-stored and explained, and what guards may limit follow from it.
+Signals and latencies are closed, append-only sets with numbers on the wire. This is the one declaration of each: its
+name, its unit, its source, and whether decisions use it. What collectors sum, what is merged, stored and explained, and
+what guards may limit follow from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATIO = "ratio"
 
 
 class Gauge(StrEnum):
-    """What stands at the moment of the page. Units are in the names; ratios go from 0 to 1."""
+    """Values at the moment of the page. Units are in the names; ratios go from 0 to 1."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -30,13 +30,13 @@ class Gauge(StrEnum):
     """Mean over the server's engines."""
     KV_USAGE_MAX_RATIO = "kv_usage_max_ratio"
     AWAKE = "awake"
-    """1 when every engine is awake, 0 when one sleeps; absent where the release does not say."""
+    """1 when every engine is awake, 0 when one sleeps; absent where the release does not report it."""
     START_TIME_S = "start_time_s"
     """Start of the server's process, on its own clock."""
 
 
 class Counter(StrEnum):
-    """What only grows while a server lives, summed over its engines."""
+    """Counts that only grow while a server runs, summed over its engines."""
 
     PREFILL_TOKENS = "prefill_tokens"
     """Prompt tokens that were computed."""
@@ -83,7 +83,7 @@ class Signal(StrEnum):
     """Requests held for want of a routable replica."""
     ARRIVAL_PROMPT_TPS = "arrival_prompt_tps", "tokens/s"
     ARRIVAL_OUTPUT_TPS = "arrival_output_tps", "tokens/s"
-    """Output tokens asked for per second."""
+    """Output tokens requested per second."""
     GPU_UTILISATION_RATIO = "gpu_utilisation_ratio", RATIO
     """From the GPU exporter, as are the next three: share of time in which a kernel ran."""
     SM_ACTIVITY_RATIO = "sm_activity_ratio", RATIO

@@ -1,6 +1,6 @@
 """Times on the wire: Unix seconds as Timestamps, rounded to the microsecond everywhere.
 
-A float of Unix seconds tells microseconds apart and no less, so what is written is read back as the same number.
+A float of Unix seconds has a resolution of a microsecond, so what is written is read back as the same number.
 """
 
 from __future__ import annotations

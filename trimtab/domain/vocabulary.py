@@ -1,6 +1,6 @@
-"""The design's words as closed enums, for cores and for what people write; each maps onto its protobuf enum by name.
+"""The design's terms as closed enums, for cores and for YAML; each maps onto its protobuf enum by name.
 
-`Role.PREFILL.value` is what YAML and people say; `Role.PREFILL.number` is the protobuf enum's number.
+`Role.PREFILL.value` is the name in YAML and in output; `Role.PREFILL.number` is the protobuf enum's number.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Quality(_Word):
 
 
 class LifeCycle(_Word):
-    """Where a replica stands in its life."""
+    """The state of a replica."""
 
     STARTING = "starting"
     ACTIVE = "active"
@@ -93,7 +93,7 @@ class LifeCycle(_Word):
 
 
 class HoldOwner(_Word):
-    """Who keeps a replica out of the gateways' sight."""
+    """The owner of a hold, which keeps a replica from being routable."""
 
     START_UP = "start-up"
     RELEASE = "release"

@@ -35,7 +35,7 @@ class Violation:
 class RpcError(Exception):
     """An error with a meaning to the caller. Raise a subclass.
 
-    ``reason`` is UPPER_SNAKE and stable: callers branch on it. ``message`` says in one line what is wrong and what
+    ``reason`` is UPPER_SNAKE and stable: callers branch on it. ``message`` is one line with what is wrong and what
     to do. ``metadata`` holds details for programs, such as ``{"highest_token": "7"}``.
     """
 
@@ -124,13 +124,13 @@ class DeadlineExceeded(RpcError):
 
 
 class Internal(RpcError):
-    """INTERNAL: a defect of the server. The message tells the caller no more than where to look."""
+    """INTERNAL: a defect of the server. The message shows the caller only where to look."""
 
     code = grpc.StatusCode.INTERNAL
 
 
 def _clip(text: str, limit_bytes: int) -> str:
-    """At most ``limit_bytes`` of UTF-8; "…" stands for the rest. Text that is no Unicode is replaced."""
+    """At most ``limit_bytes`` of UTF-8; "…" replaces the rest. Text that is no Unicode is replaced."""
     raw = text.encode(errors="replace")
     if len(raw) <= limit_bytes:
         return raw.decode()

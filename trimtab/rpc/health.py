@@ -25,13 +25,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     def set(self, service_full_name: str, serving: bool) -> None:
-        """Set one service's state and tell its watchers; without effect after ``drain``."""
+        """Set one service's state and send it to its watchers; without effect after ``drain``."""
         if not self._draining and self._serving.get(service_full_name) != serving:
             self._serving[service_full_name] = serving
             self._notify()
 
     def drain(self) -> None:
-        """Everything is NOT_SERVING from now on; watchers are told and their streams end."""
+        """Set every service to NOT_SERVING for good, send that to watchers and end their streams."""
         self._draining = True
         self._notify()
 

@@ -21,7 +21,7 @@ TIMEOUT_S = 3.0
 
 
 def check(address: str, service: str = "", *, tls: ClientTls | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """The health state's name, such as ``SERVING``. Raises ``grpc.RpcError`` when nobody answers."""
+    """The health state's name, such as ``SERVING``. Raises ``grpc.RpcError`` without an answer."""
     with grpc.insecure_channel(address) if tls is None else grpc.secure_channel(address, tls.credentials()) as channel:
         call = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
@@ -33,7 +33,7 @@ def check(address: str, service: str = "", *, tls: ClientTls | None = None, time
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Exit status; says on stderr why it is not 0."""
+    """Exit status; the reason is on stderr when it is not 0."""
     if not 1 <= len(argv) <= 2 or argv[0].startswith("-"):
         sys.stderr.write("usage: python -m trimtab.rpc.healthcheck ADDRESS [SERVICE]\n")
         return 2

@@ -66,7 +66,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server.
 
     A unary call that comes without a deadline gets ``default_deadline_s``, with a warning the first time for each
-    method. Server streams live until their client, or the server, ends them. gRPC's own services (health,
+    method. Server streams last until their client, or the server, ends them. gRPC's own services (health,
     reflection) are counted and logged, and need no deadline.
     """
 
@@ -198,7 +198,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Undecodable:
-    """Stands for a request that is no message of the method's type; gRPC alone would answer INTERNAL."""
+    """A placeholder for a request that is no message of the method's type; gRPC alone would answer INTERNAL."""
 
 
 def _decoding(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -4,7 +4,7 @@
         main("metrics-collector", CollectorSettings, serve)
 
 ``serve(settings, context)`` runs until ``context.stopping`` is set and then drains. Exit status: 0 after a stop that
-was asked for, 1 for an error at start or later (one line on stderr), 2 for bad settings.
+was requested, 1 for an error at start or later (one line on stderr), 2 for bad settings.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class ServiceContext:
 async def run_until_stopped(context: ServiceContext, *loops: Coroutine[Any, Any, None]) -> None:
     """Run background loops side by side until ``context.stopping``, then cancel and await those still running.
 
-    A loop that fails ends the others, and its exception is raised as it is: a service must not live on without
+    A loop that fails ends the others, and its exception is raised as it is: a service must not go on without
     one of its parts.
     """
     tasks = [asyncio.create_task(loop) for loop in loops]
@@ -133,7 +133,7 @@ async def _serve_with_metrics(
 
 
 def _status_of(name: str, task: asyncio.Future[None], context: ServiceContext) -> int:
-    """Exit status for how ``serve`` ended, after saying on stderr what there is to say."""
+    """Exit status for how ``serve`` ended; an error is printed on stderr."""
     if task.cancelled():
         return 1
     error = _first_leaf(task.exception())
@@ -143,7 +143,7 @@ def _status_of(name: str, task: asyncio.Future[None], context: ServiceContext) -
         _say(name, "ended without being asked to")
         return 1
     if context.stopping.is_set() and isinstance(error, StoreUnavailable):
-        # It was still waiting for the store, or could not say goodbye to it.
+        # It was still waiting for the store, or could not release its lease.
         log.info("stopped without the store", error=str(error))
         return 0
     if isinstance(error, SettingsError):
@@ -169,7 +169,7 @@ def _first_leaf(error: BaseException | None) -> BaseException | None:
 
 
 def _on_signals(context: ServiceContext, task: asyncio.Future[None]) -> None:
-    """SIGTERM and SIGINT ask for a stop; the second one stops at once."""
+    """SIGTERM and SIGINT request a stop; the second one stops at once."""
 
     def stop(received: signal.Signals) -> None:
         if context.stopping.is_set():

@@ -48,7 +48,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 class RpcServer:
     """One gRPC server; every service added to it has a health state of its own.
 
-    A service is SERVING from ``start`` on unless ``set_serving`` said otherwise before.
+    A service is SERVING from ``start`` on unless ``set_serving`` was called with another state before.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RpcServer:
         log.info("serving", listen=address, port=self.port, tls=credentials is not None, services=self._names)
 
     def set_serving(self, service_full_name: str, serving: bool) -> None:
-        """Say whether one service can do its work right now; its health watchers are told."""
+        """Set whether one service can do its work right now, and send that to its health watchers."""
         if service_full_name not in self._names:
             raise ValueError(f"{service_full_name!r} was not added to this server")
         self._decided.add(service_full_name)

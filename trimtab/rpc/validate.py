@@ -53,7 +53,7 @@ class Violations:
             self._prefix = outer
 
     def add(self, field: str, text: str) -> None:
-        """``field`` is wrong; ``text`` says how and what would be right."""
+        """``field`` is wrong; ``text`` is how, and what would be right."""
         if len(self._found) < _MAX_VIOLATIONS:
             self._found.append(Violation(self._path(field), text))
         else:

@@ -2,10 +2,10 @@
 
 Server: a ``WatchHub`` sends each reader a snapshot, then every change published since, in order, and a bookmark
 whenever nothing else was sent for a while. A reader that falls too far behind is cut off with RESOURCE_EXHAUSTED
-and lists again: memory stays bounded, and no reader works on a stale picture without knowing it.
+and lists again: memory stays bounded, and no reader uses a stale state without knowing it.
 
-Client: ``follow`` reads such a stream for ever. It connects again with back-off and jitter, and every connection
-starts with a snapshot, so ``apply`` must replace what it knew when a snapshot comes. Bookmarks tell a quiet server
+Client: ``follow`` reads such a stream without end. It connects again with back-off and jitter, and every connection
+starts with a snapshot, so ``apply`` must replace its state when a snapshot comes. Bookmarks distinguish a quiet server
 from a dead connection: after ``bookmark_timeout_s`` of silence, ``on_lost`` is called once.
 """
 

@@ -119,7 +119,7 @@ class Store:
     async def connect(cls, url: str, *, wait_s: float | None = None, stopping: asyncio.Event | None = None) -> "Store":
         """A store that has answered a PING.
 
-        Tries again with back-off for ``wait_s`` seconds, for ever when it is None, so that services may start in any
+        Tries again with back-off for ``wait_s`` seconds, without end when it is None, so that services may start in any
         order. Raises ``StoreUnavailable`` when the time is over or ``stopping`` is set meanwhile.
         """
         store = cls(url)
@@ -158,10 +158,10 @@ class Store:
         await self.redis.ping()
 
     async def check_schema(self, *, upgrade: bool = True) -> None:
-        """Claims an empty store for this version and upgrades one of an older version.
+        """Claim an empty store for this version and upgrade one of an older version.
 
-        Without ``upgrade`` an older one is used as it is: for readers of keys whose layout has not changed since, who
-        may not write others. Raises ``StartupError`` for a version that this release neither reads nor upgrades.
+        Without ``upgrade`` an older one is used as it is: for processes that read keys whose layout has not changed
+        since, and write no others. Raises ``StartupError`` for a version that this release neither reads nor upgrades.
         """
         await self.redis.set(keys.SCHEMA, str(keys.SCHEMA_VERSION), nx=True)
         while (found := await self._schema()) != keys.SCHEMA_VERSION:

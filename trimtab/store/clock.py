@@ -1,6 +1,6 @@
-"""The store's clock, which every age is reckoned on.
+"""The store's clock, by which every age is computed.
 
-Machines disagree about the time; the store's is the one that all share. A ``StoreClock`` keeps the offset between
+Clocks of machines differ; the store's is the one that all share. A ``StoreClock`` keeps the offset between
 it and this machine's monotonic clock, so that a step of the local wall clock changes nothing, and reading the time
 costs no round trip.
 """
@@ -56,7 +56,7 @@ class StoreClock:
             return False
         after = self._monotonic()
         if after - before > _MAX_ROUND_TRIP_S:
-            # Half of the round trip is the error; a slow answer tells less than the offset at hand.
+            # Half of the round trip is the error; a slow answer is less exact than the known offset.
             return False
         offset_s = seconds + microseconds / 1e6 - (before + after) / 2
         if self.synchronised and abs(offset_s - self._offset_s) <= (after - before) / 2:

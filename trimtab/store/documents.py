@@ -1,8 +1,8 @@
 """Versioned documents: optimistic concurrency by etag, a revision per kind, and the last versions of each.
 
 A document is one protobuf message under a name. Its etag changes with every write; a writer that names the etag it
-read is refused when somebody else wrote meanwhile. The revision counts changes of the whole kind, so that a reader
-can tell cheaply whether anything changed, and a version is named by the revision that made it.
+read is refused when another wrote meanwhile. The revision counts changes of the whole kind, so that a reader
+can check cheaply whether anything changed, and a version is named by the revision that made it.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Document(Generic[M]):
 
     @property
     def etag(self) -> str:
-        """What a writer names to say which version its change rests on."""
+        """The etag by which a writer names the version that it changes."""
         return str(self.revision)
 
 

@@ -1,4 +1,4 @@
-"""Every key that Trimtab keeps in the store, and nothing else builds one.
+"""Every key that Trimtab keeps in the store. No other module builds keys.
 
     trimtab:schema                          version of the layout below
     trimtab:{owner}:…                       what one writer keeps
@@ -8,9 +8,9 @@ write them together with the owner's lease. The owners:
 
     policy-engine           policies, pools, decisions, desired state; its leader's lease
     prescheduler            cycles, results, groups; its leader's lease
-    actuator/<cluster>      replicas, holds, operations, endpoints of one cluster; what gateways say of those
+    actuator/<cluster>      replicas, holds, operations, endpoints of one cluster; acknowledgements of gateways
     obs/<service>/<role>    windows and latest samples of one role (several collectors write)
-    collector               which roles are observed, demand at the front door, who shares the targets
+    collector               which roles are observed, demand at the front door, which collectors share the targets
 
 Values are protobuf messages in their binary form unless a function says otherwise. A change of keys or of what they
 mean raises ``SCHEMA_VERSION``: a process upgrades a store of an older one (``trimtab.store.upgrades``) and refuses a
@@ -90,7 +90,7 @@ def observed_roles() -> str:
 
 
 def demand() -> str:
-    """Hash: collector → CollectorDemand, what gateways have told it last."""
+    """Hash: collector → CollectorDemand, the gateways' last reports to it."""
     return owned(COLLECTOR, "demand")
 
 
@@ -100,7 +100,7 @@ def collector_members() -> str:
 
 
 def windows_written() -> str:
-    """Channel, no key: whoever has written a round of windows says so, with their end in seconds (``store.news``)."""
+    """Channel, no key: a collector publishes the end, in seconds, of each round of windows (``store.news``)."""
     return owned(COLLECTOR, "written")
 
 
@@ -159,7 +159,7 @@ def engine_state(part: str) -> str:
 
 
 def paused() -> str:
-    """Hash: service or pool → who paused it, since when and why."""
+    """Hash: service or pool → its pause: author, time and reason."""
     return owned(POLICY_ENGINE, "paused")
 
 
@@ -220,12 +220,12 @@ def endpoints(cluster: str) -> str:
 
 
 def endpoints_written(cluster: str) -> str:
-    """Channel, no key: the actuator says the revision of every set that it has written (``store.news``)."""
+    """Channel, no key: the actuator publishes the revision of every set that it has written (``store.news``)."""
     return owned(actuator(cluster), "endpoints-written")
 
 
 def gateways(cluster: str) -> str:
-    """Hash: gateway → 1, those that the actuator has heard of."""
+    """Hash: gateway → 1, those that the actuator knows."""
     return owned(actuator(cluster), "gateways")
 
 
@@ -235,10 +235,10 @@ def gateway_words(cluster: str) -> str:
 
 
 def gateways_spoke(cluster: str) -> str:
-    """Channel, no key: a gateway that confirms a set, or has freed a hidden replica, says its name (``store.news``)."""
+    """Channel, no key: a gateway that confirms a set or freed a hidden replica publishes its name (``store.news``)."""
     return owned(actuator(cluster), "gateways-spoke")
 
 
 def revisions(cluster: str) -> str:
-    """Hash: ``meta`` → ActuatorMetaRecord; ``token`` → the fencing token of who wrote last (decimal)."""
+    """Hash: ``meta`` → ActuatorMetaRecord; ``token`` → the fencing token of the last writer (decimal)."""
     return owned(actuator(cluster), "revisions")

@@ -1,12 +1,12 @@
 """A leader's lease with fencing tokens, and writes that only the newest leader can make.
 
-At most one owner holds a lease by the store's reckoning. A process that stalls may still believe that it holds one:
-so every take-over raises a token, the token goes with every write, and whoever receives a write refuses a token
-lower than one it has seen (``fenced_write`` does so for the store itself).
+In the store at most one owner holds a lease. A process that stalls may still believe that it holds one: so every
+take-over raises a token, the token goes with every write, and a receiver of writes refuses a token lower than one that
+it has seen (``fenced_write`` does so for the store itself).
 
-Limits: the token is as durable as the store. A store that lost its last writes may hand out a token twice; two
-things narrow this: an owner tells the highest token it has seen when it acquires, and a fenced write raises a
-counter that is behind its own token.
+Limits: the token is as durable as the store. A store that lost its last writes may issue a token twice. Two measures
+narrow this: an owner sends the highest token that it has seen when it acquires, and a fenced write raises a counter
+that is behind its own token.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then return redis.call('DEL',
 return 0
 """
 
-# ARGV: token, then for each command the number of its words and the words. KEYS: counter, then each command's key.
+# ARGV: token, then for each command the number of its arguments, then these. KEYS: counter, then each command's key.
 _FENCED_WRITE = """
 local current = tonumber(redis.call('GET', KEYS[1]) or '0')
 local token = tonumber(ARGV[1])
@@ -70,7 +70,7 @@ return {'done', replies}
 def suspend_aware_monotonic() -> float:
     """Seconds on a clock that, where the system has one, runs on while the machine is suspended.
 
-    ``time.monotonic`` stands still meanwhile on Linux, and would let a machine that wakes up believe in a lease that
+    ``time.monotonic`` stops meanwhile on Linux, and would let a machine that wakes up believe in a lease that
     ran out long ago.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
@@ -160,7 +160,7 @@ class StoreLease:
 
     @property
     def held(self) -> bool:
-        """Whether the lease is ours for certain, right now. Reckoned from before the last renewal was sent."""
+        """Whether the lease is certainly held right now. Its age counts from before the last renewal was sent."""
         return self._token is not None and self._monotonic() < self._expires_at
 
     @property
@@ -186,7 +186,7 @@ class StoreLease:
         asked_anew = self._anew
         asked_at, reply = await self._ask(anew=asked_anew)
         while reply is not None and self._anew and not asked_anew:
-            # A write was lost meanwhile: what was asked for before that prolongs the token that may not be used again.
+            # A write was lost meanwhile: a renewal requested before that extends the token that may not be used again.
             asked_anew = True
             asked_at, reply = await self._ask(anew=True)
         self._held_by_other = reply is None
@@ -203,7 +203,7 @@ class StoreLease:
         return self.token
 
     async def _ask(self, *, anew: bool) -> tuple[float, object]:
-        """When the store was asked, and its answer."""
+        """The time of the request to the store, and its answer."""
         asked_at = self._monotonic()
         reply = await self._acquire(
             keys=[keys.lease(self.name), keys.lease_token(self.name)],
@@ -241,12 +241,12 @@ async def keep_lease(
 ) -> None:
     """Keep trying and renewing, three times per ``ttl_s``, until ``stopping`` is set; then release.
 
-    ``on_change`` is told the token when the lease is acquired, and None when it is lost.
+    ``on_change`` is called with the token when the lease is acquired, and with None when it is lost.
     """
     told: int | None = None
     while True:
         try:
-            # A store that hangs must not keep us from telling that the lease is over.
+            # A store that hangs must not delay the call that reports the end of the lease.
             async with asyncio.timeout(lease.left_s() if lease.held else None):
                 await lease.acquire_or_renew()
         except (StoreUnavailable, TimeoutError) as error:
@@ -257,7 +257,7 @@ async def keep_lease(
                 on_change(told)
         pause_s = lease.ttl_s / 3
         if lease.held:
-            # A loss that falls into the pause is told when it happens.
+            # A loss within the pause is reported when it happens.
             pause_s = min(pause_s, lease.left_s())
         if await stopped_within(stopping, pause_s):
             break
@@ -274,10 +274,10 @@ async def fenced_write(
 ) -> list[Any]:
     """Run ``commands`` in one step, unless a newer token than ``token`` was handed out; their replies.
 
-    A command is its words with the key second: ``("HSET", keys.desired_pools(), name, data)``. Keys must be of the
-    lease's owner, so that Redis Cluster keeps them in one slot. Nobody sees some of them done and others not; but when
-    Redis refuses one (a wrong type, say), those before it stay done. Raises ``FencedOff``, ``StoreUnavailable`` (it may
-    have been carried out all the same), ``ValueError`` for a command that is none.
+    A command is a tuple with the key second: ``("HSET", keys.desired_pools(), name, data)``. Keys must be of the
+    lease's owner, so that Redis Cluster keeps them in one slot. No reader sees some of them done and others not; but
+    when Redis refuses one (a wrong type, say), those before it stay done. Raises ``FencedOff``, ``StoreUnavailable``
+    (the commands may have been run all the same), and ``ValueError`` for a command without a key of the lease.
     """
     owner = "{" + lease_name + "}"
     key_names = [keys.lease_token(lease_name)]

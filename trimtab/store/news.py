@@ -1,7 +1,7 @@
-"""Hears at once that somebody has written, instead of looking again and again.
+"""Notices of writes to the store, in place of polling.
 
-News is a hint and no more: it may come twice, late, or not at all while the store is away. Who waits for it has to look
-by itself from time to time.
+A notice is only a hint: it may come twice, late, or not at all while the store is away. A process that waits for one
+has to read by itself from time to time.
 """
 
 from __future__ import annotations

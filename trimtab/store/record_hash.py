@@ -34,7 +34,7 @@ class Kind(Protocol[V]):
 
 
 class RecordHash(Generic[V]):
-    """One hash. ``fault`` says why a value does not belong under a name; empty when it does."""
+    """One hash. ``fault`` returns why a value does not belong under a name; empty when it does."""
 
     def __init__(self, kind: Kind[V], key: str, *, fault: Callable[[str, V], str] = lambda name, value: "") -> None:
         self.key = key
@@ -100,7 +100,7 @@ def corrupt(kind: str, key: str, name: str, why: str, raw: bytes) -> Refused:
 
 
 class RefusedLog:
-    """Names each refused record in the log once, and says when it is read again."""
+    """Logs each refused record once, and again when it is readable."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], Refused] = {}

@@ -36,7 +36,7 @@ _LAST = b"\x7d"
 _TRAILER = struct.Struct("<cI")
 _MAX_SCHEMA_BYTES = 5
 
-# What a reader of foreign bytes may raise: each stands for bytes that are not what they should be.
+# The errors of readers of foreign bytes: each means that the bytes are not what they should be.
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, ProtobufError)
 
 
@@ -51,7 +51,7 @@ class RefusedReason(StrEnum):
 class Refused:
     """A record that this release cannot read. Its bytes stay in the store as they are.
 
-    ``remedy`` says what an operator can do.
+    ``remedy`` is what an operator can do.
     """
 
     kind: str

@@ -4,11 +4,11 @@ The actuator writes it in the same step as the records that it is derived from (
 disagree, under the token of its lease, so that an actuator that was replaced cannot write it any more. It outlives the
 actuator: a gateway that starts while none is there routes by it.
 
-A gateway's word (by which revision it routes, what it has left on hidden replicas) goes the other way through the same
-store. ``speak`` writes it and reads the head of the registry in one transaction. So the store alone orders the two: a
-set that a gateway has not seen yet was written after its word, and the actuator, which reads the words after it has
-written a set, finds every gateway that may still route by the one before. That holds for a gateway that the actuator
-has never heard of, and whether or not an actuator was there when it came.
+A gateway's acknowledgement (by which revision it routes, what it has left on hidden replicas) goes the other way
+through the same store. ``speak`` writes it and reads the head of the registry in one transaction. So the store
+alone orders the two: a set that a gateway has not seen yet was written after its acknowledgement, and the actuator,
+which reads acknowledgements after it has written a set, finds every gateway that may still route by the one before.
+That holds for a gateway that the actuator does not know, and whether or not an actuator was there when it came.
 
 Only commands of Redis 7.0.
 """
@@ -86,7 +86,7 @@ class EndpointRegistry:
         )
 
     async def look(self) -> tuple[bytes | None, Mapping[str, bytes]]:
-        """The head as it stands there, and gateway → its last word. Raises ``StoreUnavailable``."""
+        """The stored head, and gateway → its last acknowledgement. Raises ``StoreUnavailable``."""
         pipeline = self._store.redis.pipeline(transaction=True)
         pipeline.hget(self._key, HEAD)
         pipeline.hgetall(self._words)
@@ -100,15 +100,15 @@ class EndpointRegistry:
         return None if raw is None else self._head(raw)
 
     async def forget(self, gateway: str, word: bytes) -> None:
-        """Remove a word, unless the gateway has spoken since it was read. Raises ``StoreUnavailable``."""
+        """Remove an acknowledgement, unless the gateway has written another since. Raises ``StoreUnavailable``."""
         await self._forget(keys=[self._words], args=[gateway, word])
 
     # A gateway's side
 
     async def speak(self, word: actuator_pb2.AcknowledgeEndpointsRequest, *, is_news: bool) -> Heard:
-        """Leave the gateway's word, and see what set stands there. ``is_news``: an actuator may wait for it.
+        """Write the gateway's acknowledgement and read the head. ``is_news``: an actuator may wait for it.
 
-        Raises ``StoreUnavailable`` (the word may stand there all the same), ``CorruptEntry``.
+        Raises ``StoreUnavailable`` (the acknowledgement may be stored all the same), ``CorruptEntry``.
         """
         pipeline = self._store.redis.pipeline(transaction=True)
         pipeline.hset(self._words, word.gateway, word.SerializeToString())

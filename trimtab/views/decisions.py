@@ -68,7 +68,7 @@ def decision_row(decision: decision_pb2.Decision) -> DecisionRow:
 
 
 def pre_warming_row(operation: actuator_pb2.Operation) -> DecisionRow:
-    """Who is warmed up, who makes room, and how far that is or how it ended."""
+    """The server that is warmed up, its donors, and the progress or the end of it."""
     return DecisionRow(
         at_ns=operation.create_time.ToNanoseconds(),
         time=time_text(operation.create_time),

@@ -1,8 +1,8 @@
 """Which servers of a pool cannot come up yet: each starts with all its memory, and a neighbour is awake on its GPUs.
 
 That is so after the servers of a pool were started anew together, as by `trimtab up` on a folder that it used before:
-whoever gets a GPU's memory first serves, and the others wait for it until a transition makes room. No serving server is
-put to sleep for that alone, unless the pool asks for it (`prewarm`). Pure.
+the server that gets a GPU's memory first serves, and the others wait for it until a transition makes room. No serving
+server is put to sleep for that alone, unless the pool asks for it (`prewarm`). Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WaitingForMemory:
     pooled: bool | None = None
     """Whether a pool has the service as a member; its servers stay when it has it no longer. None: not known."""
     prewarm: bool | None = None
-    """Whether that pool boots ahead of need; None where no pool can, or there is none, or nothing is known of it."""
+    """Whether that pool pre-warms servers; None where no pool can, where there is none, or where it is not known."""
 
     def __str__(self) -> str:
         neighbours = " and ".join(self.neighbours)

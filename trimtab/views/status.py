@@ -23,7 +23,7 @@ NO_LEADER = "this policy engine does not lead: another one does, or the store do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What services said; a part that could not be read is None and `error` says why."""
+    """The services' answers; a part that could not be read is None, and `error` has the reason."""
 
     status: policy_pb2.GetStatusResponse | None
     decisions: Sequence[decision_pb2.Decision]
@@ -36,7 +36,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A value with why when it is less than ok, and the same with a mark in place of words."""
+    """A value with the reason when its quality is less than ok, and the same with a mark in place of the reason."""
 
     text: str
     brief: str
@@ -83,7 +83,7 @@ class GpuCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """One pool. `holding` says why nothing is decided, `warming` has a line for each pre-warming under way."""
+    """One pool. `holding` is the reason why nothing is decided, `warming` has a line for each pre-warming under way."""
 
     pool: str
     given: str
@@ -95,7 +95,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
-    """The whole. `notices` say what waits and why; `problems` are of targets and of services that did not answer."""
+    """The whole status. `notices` are waits with reasons; `problems` are of targets and of silent services."""
 
     leader: bool
     services: tuple[ServiceRow, ...]
@@ -164,7 +164,7 @@ def _figure(found: types_pb2.Measurement, *, digits: int = 1, unit: str = "") ->
 
 
 def _holding(status: policy_pb2.GetStatusResponse) -> list[str]:
-    """Why scaled services hold, a line each; a pooled one holds with its pool, which says so itself."""
+    """Why scaled services hold, a line each; a pooled one holds with its pool, whose own line has the reason."""
     return [
         f"{item.service}: {'paused' if item.paused else item.holding}"
         for item in status.services

@@ -19,7 +19,7 @@ _FINE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRow:
-    """One target. `fine` is whether nobody has to do anything about it."""
+    """One target. `fine` is False when an operator should act on it."""
 
     target_id: str
     service: str
@@ -50,7 +50,7 @@ def target_row(target: collector_pb2.Target) -> TargetRow:
 
 
 def failing(targets: Iterable[collector_pb2.Target], starting: Collection[str] = ()) -> list[collector_pb2.Target]:
-    """Those that need somebody's attention; a server that is `starting` does not answer yet, as it should be."""
+    """Those that need an operator's attention; a server that is `starting` is expected not to answer yet."""
     return [target for target in targets if target.state not in _FINE and not _not_up_yet(target, starting)]
 
 

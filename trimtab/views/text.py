@@ -1,4 +1,4 @@
-"""Messages as words and documents: the smallest pieces of every view."""
+"""Messages as text and documents: the smallest pieces of every view."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trimtab.api.common.v1 import types_pb2
 
 MISSING = "–"
 UNSURE = "~"
-"""After a value that is less than ok, where there is no room to say why."""
+"""The mark after a value that is less than ok, where there is no room for the reason."""
 
 
 def message_dict(proto: message.Message) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What engines and exporters write on their pages, read the same way by every service: families, units, labels."""
+"""Parsers of the pages of engines and exporters, shared by every service: families, units, labels."""

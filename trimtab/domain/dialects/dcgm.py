@@ -1,12 +1,12 @@
-"""The page of a GPU exporter (DCGM exporter): what each GPU of a node does.
+"""The page of a GPU exporter (DCGM exporter): utilisation, memory and power of each GPU of a node.
 
 A page is one node's. Of its hundred families seven are read, and of their labels two: ``gpu``, the index that
 replicas are placed by, and ``GPU_I_ID``. A series with the latter describes an instance of a partitioned GPU (MIG); a
-replica is placed on whole GPUs, so instances are left out, and a partitioned GPU has only what its own series say.
+replica is placed on whole GPUs, so instances are left out, and a partitioned GPU has only the values of its own series.
 
 Where a GPU is shared between pods the exporter repeats its series with other labels: equal numbers count once,
 different ones are refused. A number that is not finite, negative or absurd is refused too; DCGM writes a field that
-it could not read as a very large number. What is refused or not there is NaN in a reading, and nowhere else.
+it could not read as a very large number. Refused and absent values are NaN in a reading, and nowhere else.
 """
 
 import math
@@ -23,7 +23,7 @@ _MAX_MEMORY_MIB = float(16 * 1024 * 1024)
 
 
 class _Family(NamedTuple):
-    """One field of DCGM: the largest number that can be meant, and what one of it is in our unit."""
+    """One field of DCGM: its largest plausible number, and its unit in ours."""
 
     name: bytes
     most: float
@@ -69,7 +69,7 @@ class GpuReading:
 
 
 def read_gpu_page(page: bytes) -> GpuReading:
-    """What a page of the exporter says. Raises ``GpuPageError`` when it names no GPU in any family read here.
+    """Parse a page of the exporter. Raises ``GpuPageError`` when it names no GPU in any family read here.
 
     The format is the exporter's: a sample's name at the beginning of its line, its labels right after it, its value
     after one space.
@@ -94,9 +94,9 @@ class GpuMemory(NamedTuple):
 
 
 def read_gpu_memory(page: bytes) -> dict[int, GpuMemory]:
-    """GPU index → its memory, for the GPUs whose used and free memory the page says.
+    """GPU index → its memory, for the GPUs whose used and free memory the page has.
 
-    What was not measured, or was refused, is not there: it is not free.
+    A GPU whose memory was not measured, or was refused, is left out: it does not count as free.
     """
     found = {family: _read_family(b"\n" + page, family)[0] for family in (_USED, _FREE, _RESERVED)}
     memory: dict[int, GpuMemory] = {}
@@ -159,7 +159,7 @@ def _values(found: Mapping[_Family, Mapping[int, float]], index: int) -> GpuValu
     utilisation = of(_UTILISATION)
     used_mib, total_mib = _memory_mib(found, index)
     return GpuValues(
-        # A partitioned GPU has no utilisation; the profiler's counter says the same of the whole of it.
+        # A partitioned GPU has no utilisation; the profiler's counter measures the same for the whole GPU.
         utilisation_ratio=of(_ENGINE_ACTIVE) if math.isnan(utilisation) else utilisation,
         sm_activity_ratio=of(_SM_ACTIVE),
         power_w=of(_POWER),
