@@ -12,8 +12,8 @@ _LEAD_S = 0.1
 def until_report_s(wall_s: float, every_s: float) -> float:
     """The pause from `wall_s` (Unix) to the next report: shortly before the clock comes to a multiple of `every_s`.
 
-    Collectors close their windows at multiples of their interval, so what a window says of arrivals is fresh. On a
-    wrong clock reports come at some other moment, and as often. From half to one and a half of `every_s`.
+    Collectors close their windows at multiples of their interval, so the arrivals in a window are fresh. With a wrong
+    clock reports come at some other moment, and as often. From half to one and a half of `every_s`.
     """
     lead_s = min(_LEAD_S, every_s / 4)
     pause_s = every_s - (wall_s + lead_s) % every_s
@@ -51,7 +51,7 @@ class _Tally:
 class DemandTally:
     """Counts per service. A report that did not arrive stays in the counts, and its time in the interval.
 
-    After a minute without a report that arrived, the counts begin anew: rates over an outage help nobody.
+    After a minute without a report that arrived, the counts begin anew: rates over an outage have no use.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -110,7 +110,7 @@ class DemandTally:
         return reports
 
     def delivered(self) -> None:
-        """The last report arrived: what it said is not said again."""
+        """The last report arrived: its counts are not reported again."""
         for service, sent in self._reported.items():
             tally = self._tallies.get(service)
             if tally is None:

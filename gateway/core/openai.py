@@ -60,7 +60,7 @@ class BadRequest(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One parsed request. `body` must not be changed: it is what `raw` says."""
+    """One parsed request. `body` must not be changed: it is the parsed form of `raw`."""
 
     kind: Kind
     raw: bytes
@@ -265,5 +265,5 @@ def decode_body(body: JsonObject, prefill_answer: JsonObject) -> JsonObject:
 
 
 def error_body(status: int, message: str, *, error_type: str, param: str | None = None) -> bytes:
-    """An error as vLLM words it."""
+    """An error in vLLM's format."""
     return encode({"error": {"message": message, "type": error_type, "param": param, "code": status}})

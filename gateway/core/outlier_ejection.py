@@ -36,7 +36,7 @@ class _Ejection:
     failures: int
     unreachable: bool
     number: int
-    """Of its newest failure, among all that were heard of."""
+    """The number of its newest failure among all failures."""
 
 
 class OutlierEjection:
@@ -47,7 +47,7 @@ class OutlierEjection:
         self._longest_s = longest_s
         self._ejected: dict[ReplicaKey, _Ejection] = {}
         self.failures = 0
-        """How many failures were heard of in all."""
+        """How many failures there were in all."""
 
     def __bool__(self) -> bool:
         return bool(self._ejected)
@@ -69,10 +69,10 @@ class OutlierEjection:
         self._ejected[key] = _Ejection(now_s + avoid_s, failures, failure is Failure.UNREACHABLE, self.failures)
 
     def answered(self, key: ReplicaKey, *, failures_before: int) -> None:
-        """A replica has answered a request that was sent when `failures_before` failures had been heard of.
+        """A replica has answered a request that was sent after `failures_before` failures.
 
-        An answer that has been under way for longer than the last failure proves nothing: a server that refuses all
-        that is new may well go on with it.
+        An answer that was under way before the last failure proves nothing: a server that refuses all new requests may
+        go on with it.
         """
         ejection = self._ejected.get(key) if self._ejected else None
         if ejection is not None and ejection.number <= failures_before:

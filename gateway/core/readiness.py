@@ -20,7 +20,7 @@ class Standing:
     services: frozenset[str] | None
     """That the set names; None while it is not trusted."""
     quiet: Mapping[str, str]
-    """Ways to the cluster by which no living actuator stands behind the set, and why not."""
+    """Ways to the cluster that do not confirm the set, with the reason."""
     stale: bool
     """Whether no way has one."""
 

@@ -9,11 +9,10 @@ STANDS_BY_S = 10.0
 class RevisionOrder:
     """Revisions of one cluster as they come, out of order: a gateway does not go back to an older one.
 
-    An older one comes from a store that was put back to what it held before, or on the slower of two ways. There is one
-    case in which it is the truth: store and actuator have both lost what they knew, and the clock that revisions start
-    from went back as well. So an older one is taken when an actuator that holds the lease has stood by it for
-    `STANDS_BY_S`, and nobody has spoken for the newer one meanwhile. What was acknowledged before is higher than any
-    revision of that actuator, and counts for nothing there.
+    An older one comes from a store that was restored, or on the slower of two ways. It is right in one case: store and
+    actuator have both lost their state, and the clock that revisions start from went back as well. So an older one is
+    taken when an actuator that holds the lease has kept it for `STANDS_BY_S`, and nothing has confirmed the newer one
+    meanwhile. Earlier acknowledgements are then higher than any revision of that actuator, and count for nothing there.
     """
 
     def __init__(self) -> None:
@@ -35,5 +34,5 @@ class RevisionOrder:
         return True
 
     def confirmed(self) -> None:
-        """Somebody has said that the newest one still stands."""
+        """The newest one was confirmed."""
         self._older_since_s = None

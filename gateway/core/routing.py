@@ -82,7 +82,7 @@ class Ticket:
     movable: bool = True
     """Whether the request could still be continued on another replica; its owner keeps this up to date."""
     failures_before: int = 0
-    """How many failures the router had heard of when it chose the replica."""
+    """How many failures the router had counted when it chose the replica."""
 
     @property
     def target(self) -> Endpoint:
@@ -140,15 +140,15 @@ class Router:
         self._index()
 
     def distrust(self) -> None:
-        """This gateway stood still for longer than its leases: what it knows may have been changed without it.
+        """This gateway stood still for longer than its leases: its sets may be outdated.
 
-        Nothing is sent to a cluster until it is trusted again; requests wait. A set that comes is no reason to: it may
-        have lain unread during the stall, with one behind it that hides what it shows.
+        Nothing is sent to a cluster until it is trusted again; requests wait. A set that arrives is no reason to trust:
+        it may have been unread during the stall, with one behind it that hides what it shows.
         """
         self._distrusted.update(self._sets)
 
     def trust(self, cluster: str) -> None:
-        """The set of `cluster` is current, or nobody can say that it is not."""
+        """The set of `cluster` is current, or nothing is left that could replace it."""
         self._distrusted.discard(cluster)
 
     def _index(self) -> None:
@@ -243,7 +243,7 @@ class Router:
         self._ejected.failed(key, failure, now_s=now_s)
 
     def answered(self, ticket: Ticket) -> None:
-        """A piece of an answer has come. When it was asked for after the replica's last failure, that is forgotten."""
+        """A piece of an answer has come. If it was requested after the replica's last failure, that is forgotten."""
         key = ticket.target.key
         self._answers[key] = self._answers.get(key, 0) + 1
         self._ejected.answered(key, failures_before=ticket.failures_before)

@@ -169,7 +169,7 @@ class SentAnswer:
 
     @property
     def exact_tokens(self) -> int | None:
-        """How many tokens were passed on; None where the server did not say."""
+        """How many tokens were passed on; None where the server did not report it."""
         self._read()
         if self._token_ids:
             return len(self._token_ids)

@@ -1,7 +1,7 @@
 """Follows one actuator's stream of endpoint sets and acknowledges them to it.
 
-An acknowledgement says by which revision this gateway routes and what it still has on hidden replicas; it goes out at
-once after every new set and whenever a hidden replica has become free, and otherwise at an interval, as the lease's
+An acknowledgement has the revision that this gateway routes by and its requests on hidden replicas. It goes out at once
+after every new set and whenever a hidden replica has become free, and otherwise at an interval, as the lease's
 heartbeat.
 """
 

@@ -24,7 +24,7 @@ class NoReplica(Exception):
 
 
 class Mover(Protocol):
-    """Who owns tickets and can take its request elsewhere."""
+    """The owner of tickets, which can move its request to another replica."""
 
     def move(self, ticket: Ticket) -> None:
         """Leave the ticket's replica if possible; asked again while the ticket stays."""
@@ -50,7 +50,7 @@ class Dispatcher:
         """How often this process stood still for so long that its lease may have ended."""
 
     def on_report(self, listener: Callable[[str], None]) -> None:
-        """Call `listener(cluster)` when its actuator should hear from this gateway at once."""
+        """Call `listener(cluster)` when this gateway has to acknowledge to it at once."""
         self._listeners.append(listener)
 
     def _report(self, cluster: str) -> None:
@@ -143,7 +143,7 @@ class Dispatcher:
                 owner.move(ticket)
 
     async def run(self) -> None:
-        """Pump for ever, for what time alone brings: waits that end, replicas that are no longer avoided."""
+        """Pump at an interval, for changes that time alone brings: waits that end, replicas no longer avoided."""
         while True:
             await asyncio.sleep(_PUMP_S)
             self.pump()

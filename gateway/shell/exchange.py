@@ -128,7 +128,7 @@ class Exchange:
             self._on_reissue(cause)
 
     def _where(self) -> dict[str, str]:
-        """What a log line says of the request."""
+        """The fields of a log line about the request."""
         return {"of_service": self._service, "request_id": self._headers.get("X-Request-Id", "")}
 
     # Leaving a replica
@@ -184,7 +184,7 @@ class Exchange:
             self._dispatcher.release(ticket)
 
     async def _sent_tokens(self, ticket: Ticket) -> int:
-        """How many tokens the client has: as the servers said, else as the new server counts, else estimated."""
+        """How many tokens the client has: as the servers reported, else as the new server counts, else estimated."""
         exact = self._sent.exact_tokens
         if exact is not None:
             return exact

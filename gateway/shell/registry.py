@@ -2,8 +2,8 @@
 
 One exchange does both: the ack is written and the registry's head read in one transaction, at once when there is news
 and otherwise at an interval, which is the lease's heartbeat and finds what news was lost. A set is read when the head
-is another one than before. Nothing is routed to before the first ack stands in the store, so that an actuator that
-hides a replica later knows whom to wait for.
+is another one than before. Nothing is routed to before the first ack is in the store, so that an actuator that hides a
+replica later knows which gateways to wait for.
 
 A store that is away, or holds nothing, leaves the last set in force.
 """
@@ -70,7 +70,7 @@ class RegistryLink:
             self._nobody(str(error), stalls)
 
     def _nobody(self, why: str, stalls: int) -> None:
-        """The registry says nothing that can be routed by."""
+        """The registry has no set that can be routed by."""
         self._up.set(0)
         self._routes.quiet(_WAY, why)
         self._routes.warn("the registry cannot be followed", why=why)

@@ -1,12 +1,12 @@
 """What is known of one cluster, by its actuator's stream, by the registry in the store, or both.
 
-Both carry the same sets under the same revisions. The registry is there when the actuator is not; the stream is there
-when the store is not, and then brings what the actuator gives back meanwhile. The newest set counts. Acknowledgements
+Both carry the same sets under the same revisions. The registry works without the actuator; the stream works without
+the store, and then has the replicas that the actuator shows again meanwhile. The newest set counts. Acknowledgements
 go both ways too, numbered, so that an actuator that receives both keeps the later one.
 
-Two questions are kept apart. Is the set *stale*: does no living actuator stand behind it any more? It is routed by all
-the same, since an old set is better than none; but it is shown and said. May a gateway that stood still *trust* it
-again? Once one way says that there is nothing newer, or none says anything.
+Two questions are kept apart. A set is *stale* when no live actuator confirms it. It is still used, since an old set
+is better than none; status, log and metric show it. A gateway that stood still may *trust* its set again once one way
+has answered that there is no newer one, or none has answered.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ClusterRoutes:
         metrics.stale.labels(cluster).set(1)
 
     def join(self, way: str, on_news: Callable[[], None]) -> None:
-        """A link: `on_news` is told when its end should hear from this gateway at once."""
+        """Add a link: `on_news` is called when this gateway has to acknowledge over it at once."""
         self._listeners[way] = on_news
         self._quiet[way] = "it has not answered yet"
 
@@ -113,13 +113,13 @@ class ClusterRoutes:
     # Whether it is stale
 
     def heard(self, way: str) -> None:
-        """An actuator that speaks for the cluster stands behind the set, as this way says."""
+        """This way confirms the set: a live actuator has it."""
         self._revision_order.confirmed()
         self._quiet.pop(way, None)
         self._show_staleness()
 
     def quiet(self, way: str, why: str) -> None:
-        """This way does not say so any more."""
+        """This way does not confirm the set any more."""
         self._quiet[way] = why
         self._show_staleness()
 
@@ -137,7 +137,7 @@ class ClusterRoutes:
 
     @property
     def standing(self) -> Standing:
-        """What there is to route by, and who stands behind it."""
+        """The set that is routed by, and whether it is confirmed."""
         return Standing(
             cluster=self.cluster,
             revision=self.revision,
@@ -172,7 +172,7 @@ class ClusterRoutes:
             self._dispatcher.trust(self.cluster)
 
     def unanswered(self, way: str, *, stalls: int) -> None:
-        """Nobody was there to say. When no way has an answer, the last set stays in force."""
+        """This way did not answer. When none does, the last set stays in force."""
         if stalls != self._dispatcher.stalls:
             return
         if stalls != self._mute_since_stall:

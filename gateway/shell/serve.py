@@ -188,7 +188,7 @@ async def _report_demand(
     dispatcher: Dispatcher,
     metrics: GatewayMetrics,
 ) -> None:
-    """Report for ever. A collector that is away gets what it missed when it is back."""
+    """Report demand at an interval. A collector that was away gets what it missed."""
     stub = collector_pb2_grpc.CollectorServiceStub(collector)
     was_up = True
     while True:

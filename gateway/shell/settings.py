@@ -38,7 +38,7 @@ class GatewaySettings(ServiceSettings):
     @model_validator(mode="before")
     @classmethod
     def _follow_the_registry_alone(cls, given: object) -> object:
-        """The default actuator is there for who names no cluster at all."""
+        """The default actuator applies only where no cluster is named at all."""
         alone = isinstance(given, Mapping) and given.get("registry") and "actuators" not in given
         return {**given, "actuators": {}} if isinstance(given, Mapping) and alone else given
 

@@ -101,7 +101,7 @@ class Upstream:
         raise UpstreamFailure.error(endpoint, f"HTTP {response.status} {_message_of(text)}".strip())
 
     async def count_tokens(self, endpoint: Endpoint, text: str, headers: Mapping[str, str]) -> int | None:
-        """How many tokens the server makes of `text`; None where it cannot say (no /tokenize)."""
+        """How many tokens the server makes of `text`; None where it has no /tokenize."""
         body: JsonObject = {"model": endpoint.model, "prompt": text, "add_special_tokens": False}
         timeout = aiohttp.ClientTimeout(total=_TOKENIZE_TIMEOUT_S)
         try:

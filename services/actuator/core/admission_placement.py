@@ -117,7 +117,7 @@ def _apply_group(d: Transaction, group: GroupRequest, *, validate_only: bool) ->
                 replica=placed.replica,
                 service=placed.service,
                 placed=placed,
-                # Its record stands from the start, so the step has begun: a roll-back has to take the record away.
+                # Its record exists from the start, so the step has begun: a roll-back has to remove the record.
                 state=OperationState.RUNNING,
                 start_s=d.now_s,
                 asked=ActionKind.CREATE,
@@ -138,7 +138,7 @@ def _apply_group(d: Transaction, group: GroupRequest, *, validate_only: bool) ->
     operation = _operation(d, group, steps)
     d.operations[operation.operation_id] = operation
     for placed in additions:
-        # Bound from here on: nobody else gets these GPUs. The record has no address until the backend made it.
+        # From here on no other replica gets these GPUs. The record has no address until the backend made the server.
         record = Replica(
             spec=placed.spec,
             placement=placed.placement,
@@ -158,7 +158,7 @@ def _same_exists(d: Transaction, placed: PlacedSpec) -> bool:
 
 
 def _asked_for(placed: PlacedSpec) -> PlacedSpec:
-    """What must be equal for a placement to be the same: a later decision may ask for it again."""
+    """The fields that must be equal for a placement to be the same: a later decision may ask for it again."""
     return replace(placed, spec=replace(placed.spec, decision_id="", gpu_type=""))
 
 
@@ -188,10 +188,10 @@ def _problem_with(d: Transaction, group: GroupRequest, additions: list[PlacedSpe
 
 
 def creations_to_take_back(d: Transaction, group: GroupRequest) -> tuple[list[Operation], dict[Role, int]]:
-    """Creations under way of which nothing is wanted any more, newest first, and how many replicas still have to leave.
+    """Creations under way of which no replica is wanted any more, newest first, and how many replicas still must leave.
 
-    They leave before anything that serves. A creation is taken back as a whole or goes on: one of which a part is
-    still wanted ends first.
+    They leave before replicas that serve. A creation is rolled back as a whole or goes on: one of which a part is
+    still wanted is finished first.
     """
     left = dict(group.remove)
     found = []
@@ -213,7 +213,7 @@ def _busy(d: Transaction, group: GroupRequest) -> str:
 
 
 def pick_victims(d: Transaction, group: str, role: Role, count: int) -> list[Replica]:
-    """Who leaves: what serves nobody first, then the least loaded, then by name."""
+    """The replicas to remove: those that do not serve first, then the least loaded, then by name."""
     claimed = d.claimed()
     candidates = [
         replica

@@ -1,8 +1,8 @@
 """Whether a pool state is accepted, and what follows at once.
 
-Refused: a fenced-off writer, an expired or older state, a budget or a GPU given twice, an awake set under a floor, GPUs
-that belong to somebody else, a replica that does not exist where none can be made. Accepted twice: the same state is
-the same answer.
+Refused: a fenced-off writer, an expired or older state, an exceeded budget or a GPU given twice, an awake set under a
+floor, GPUs of another owner, a replica that does not exist where none can be made. The same state again gets the same
+answer.
 """
 
 from dataclasses import dataclass, replace
@@ -151,7 +151,7 @@ def _accepted(desired: DesiredPool, current: Pool | None) -> Pool:
 
 
 def specs_of(desired: DesiredPool) -> tuple[PlacedSpec, ...]:
-    """What each replica of the overlay is and where it lives, by name."""
+    """Each replica of the overlay with its place, by name."""
     return tuple(
         PlacedSpec(
             spec=Spec(
@@ -238,7 +238,7 @@ def _check_held(d: Transaction, pool: Pool, current: Pool | None) -> None:
 
 
 def _check_owners(d: Transaction, pool: Pool) -> None:
-    """The overlay's nodes and GPUs exist and are nobody else's; its names are not other replicas'."""
+    """Check that the overlay's nodes and GPUs exist and have no other owner, and that its names are not in use."""
     others = {gpu: other.pool for other in d.pools.values() if other.pool != pool.pool for gpu in other.gpus}
     scaled = {gpu: replica.name for replica in d.replicas.values() if replica.spec.group for gpu in replica.gpus}
     for placed in pool.overlay:
@@ -269,7 +269,7 @@ def _check_owners(d: Transaction, pool: Pool) -> None:
 
 
 def _take_over(d: Transaction, pool: Pool) -> None:
-    """Ends what was under way on servers that belonged to no pool so far: from now on the pool says who is awake.
+    """End operations on servers that belonged to no pool so far: from now on the pool decides which are awake.
 
     Each was to be shown by itself; two found awake on one GPU would wait for one another, and the pool for both.
     """

@@ -14,7 +14,7 @@ def cancel_operation(
 ) -> tuple[State, Operation]:
     """The new state and the operation. Raises ``Refused`` (NOT_FOUND, NOT_CANCELLABLE, RECORD_REFUSED).
 
-    One that has ended, or is being rolled back, is given back as it is: its record says what was done.
+    One that has ended, or is being rolled back, is returned as it is.
     """
     operation = state.operations.get(operation_id)
     refused = refused_operation(state, operation_id)

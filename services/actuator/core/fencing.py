@@ -36,7 +36,7 @@ def check_token(meta: Meta, writer: str, token: int) -> None:
 
 
 def remember_token(meta: Meta, writer: str, token: int) -> Meta:
-    """With the writer's highest token. Raises ``Refused`` beyond ``MAX_WRITERS``: every name is kept for ever."""
+    """With the writer's highest token. Raises ``Refused`` beyond ``MAX_WRITERS``: names are never dropped."""
     if token <= meta.fencing.get(writer, 0):
         return meta
     if writer not in meta.fencing and len(meta.fencing) >= MAX_WRITERS:

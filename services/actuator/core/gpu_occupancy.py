@@ -1,6 +1,6 @@
-"""Who is on which GPU: awake replicas, sleepers, what is free.
+"""Which replicas are on which GPU: awake ones, sleepers, and what is free.
 
-TRE accounts for hot-switch capacity above Kubernetes (seed ``tre``, V-A): a sleeper keeps its allocation, and a GPU
+TRE accounts for hot-switch capacity above Kubernetes (TRE, V-A): a sleeper keeps its allocation, and a GPU
 whose replicas are all asleep is capacity. Here a GPU may be given to a replica only when every other replica on it is
 known not to be awake *and* the measured memory says so: memory comes free seconds after ``/sleep`` has answered.
 """
@@ -16,7 +16,7 @@ _LETS_GO_WITHIN_S = 10.0
 
 
 def exited(replica: Replica, world: World) -> bool:
-    """The backend says that its process is gone, so it uses no memory."""
+    """Whether its process is gone by the backend's list, so that it uses no memory."""
     if world.listed is None:
         return False
     listed = world.listed.get(replica.name)
@@ -36,7 +36,7 @@ def _up(replica: Replica, world: World) -> bool:
 
 
 def _measured(placed: PlacedSpec, world: World) -> bool:
-    """Whether the memory of its GPUs is measured at all; without that, what servers say of themselves counts."""
+    """Whether the memory of its GPUs is measured at all; without that, the servers' own reports count."""
     return world.measures_gpus and (world.measured_nodes is None or placed.node in world.measured_nodes)
 
 
@@ -62,9 +62,9 @@ def in_the_way(placed: PlacedSpec, replicas: Mapping[str, Replica], world: World
 def blockers(
     placed: PlacedSpec, replicas: Mapping[str, Replica], world: World, limits: Limits, *, taking_back: bool = False
 ) -> list[str]:
-    """Why the replica may not use its GPUs yet, in words; empty when it may.
+    """Why the replica may not use its GPUs yet, as text; empty when it may.
 
-    ``taking_back``: it was there last and is to come back. What a GPU still holds is then its own, never let go.
+    ``taking_back``: it was there last and is to come back. Memory in use on the GPU is then its own.
     """
     neighbours = sharing(placed, replicas)
     awake = [f"{other.name} is {other.life_cycle}" for other in in_the_way(placed, replicas, world)]
@@ -97,10 +97,10 @@ def _was_last(placed: PlacedSpec, replicas: Mapping[str, Replica], on_gpu: list[
 
 
 def _shut_out(other: Replica, placed: PlacedSpec, replicas: Mapping[str, Replica], world: World) -> bool:
-    """Whether ``other`` starts and cannot come up: somebody serves on a GPU of it that ``placed`` does not ask for.
+    """Whether ``other`` starts and cannot come up: a replica serves on a GPU of it that ``placed`` does not need.
 
-    Nothing listens at a server that waits for memory, so it may be FAILED too. Only where memory is measured, since
-    that is what proves it.
+    A server that waits for memory does not listen, so it may be FAILED too. Only where memory is measured, which
+    proves it.
     """
     starts = other.life_cycle in (LifeCycle.STARTING, LifeCycle.FAILED)
     if not starts or _up(other, world) or not _measured(placed, world):

@@ -1,10 +1,10 @@
-"""The donor-side guard of a release: what the replicas that stay say while the hidden one drains.
+"""The donor-side guard of a release: the state of the replicas that stay while the hidden one drains.
 
-The release of TRE watches the donor's latency, queue growth, KV cache and health, and gives the routing back when one
-is out of bounds (seed ``tre``, IV-C). Here it judges what a look at the servers shows within a quarter of a second: a
-drain may be over before a window of latencies has closed. Latencies are the policy engine's to judge, which cancels
-the operation. What a server does not say breaks nothing: the floor holds in any case. From the drain deadline on
-nothing is taken back, since the queues grow by the very requests that were reissued.
+The release of TRE watches the donor's latency, queue growth, KV cache and health, and restores the routing when one
+is out of bounds (TRE, IV-C). Here it judges the newest look at the servers, a quarter of a second old: a drain may be
+over before a window of latencies has closed. The policy engine judges latencies and cancels the operation. A value that
+a server does not report breaks no guard; the floor holds in any case. From the drain deadline on no release is taken
+back, since the queues grow by the very requests that were reissued.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ _LOST = (LifeCycle.FAILED, LifeCycle.UNKNOWN, LifeCycle.STARTING)
 
 
 def note_who_stay(d: Transaction, step: Step, replica: Replica) -> Step:
-    """The step as its replica is hidden: who serves on, and how many requests wait there."""
+    """The step as its replica is hidden: the replicas that go on serving, and how many requests wait there."""
     names = tuple(name for name in sorted(d.replicas) if _stays(d.replicas[name], replica))
     return replace(step, stay=names, waiting_before=_waiting(d, names), unaware_s=0.0)
 
@@ -49,7 +49,7 @@ def _lost(d: Transaction, step: Step) -> str:
 
 
 def _waiting(d: Transaction, names: tuple[str, ...]) -> int | None:
-    """Requests that wait at all of them; None when one does not say."""
+    """Requests that wait at all of them; None when one does not report it."""
     total = 0
     for name in names:
         probe = d.probe(name)

@@ -1,7 +1,7 @@
 """What is held because a record about it cannot be read, and why.
 
-What is held is changed by nobody: no operation on it begins or goes on, no desired state for it is accepted. What the
-world does to it is still observed.
+While something is held, no operation on it begins or goes on, and no desired state for it is accepted. Its servers are
+still observed.
 
     bad replica     itself; the pools it belongs to, its group, operations it is part of. Its GPUs count as taken; when
                     they are not known, the cluster accepts no placement and no pool new GPUs
@@ -9,8 +9,8 @@ world does to it is still observed.
     bad operation   its subject; when that is not known, every subject
     bad metadata    the cluster: the shell serves and writes nothing (``actuator.shell.controller``)
 
-The GPUs of a bad replica are those that the backend lists it with, else those that its record says for certain, else
-those of its entry in a pool's overlay.
+The GPUs of a bad replica are those that the backend lists it with, else those of its record where that is undamaged,
+else those of its entry in a pool's overlay.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from actuator.core.refused import RefusedKind, RefusedRecord
 from actuator.core.world import World
 
 REASON = "RECORD_REFUSED"
-"""What a caller is told who asks for a change of something held."""
+"""The error reason for a change of something held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def held(state: State, world: World) -> Held:
 
 
 def refuse_for(what: str, record: RefusedRecord) -> Refused:
-    """The error that a caller gets; ``what`` says what is not done."""
+    """The error for a caller; ``what`` is what was not done."""
     return refuse(REASON, f"{what}: {record.text}", kind=record.kind, name=record.name, remedy=record.remedy)
 
 
@@ -140,7 +140,7 @@ def _subjects_of_owner(record: RefusedRecord, gpus: tuple[Gpu, ...], state: Stat
 
 
 def _subjects_of_operation(state: State, record: RefusedRecord) -> frozenset[str]:
-    """What a bad operation is about: what it says itself, and what in other records names it."""
+    """The subjects of a bad operation: its own, where known, and those of other records that name it."""
     if record.subject and (record.subject_certain or record.subject in _known_subjects(state)):
         return frozenset({record.subject})
     found = {pool.pool for pool in state.pools.values() if pool.operation_id == record.name}

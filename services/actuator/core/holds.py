@@ -15,7 +15,7 @@ def put(replica: Replica, owner: HoldOwner, *, reason: str, now_s: float) -> Rep
 
 
 def lift(replica: Replica, owner: HoldOwner) -> Replica:
-    """Without the owner's hold; everybody else's stay."""
+    """Without the owner's hold; those of other owners stay."""
     return replace(replica, holds=tuple(hold for hold in replica.holds if hold.owner is not owner))
 
 

@@ -1,9 +1,10 @@
 """The life cycle of a replica: a table of the allowed transitions, each with its kind and cause.
 
-A *passive* transition reflects the world: a server died, restarted, fell asleep by another hand. An *active* one is
-made by an operation. A transition that is not in the table is a defect and raises ``ForbiddenTransition``.
+A *passive* transition reflects an event outside: a server died, restarted, was put to sleep by another client. An
+*active* one is made by an operation. A transition that is not in the table is a defect and raises
+``ForbiddenTransition``.
 
-Transient states have a time-out (``timeout_s``); what happens then is the operation's business, or, without one,
+Transient states have a time-out (``timeout_s``). At its end the replica's operation fails the step, or, without one,
 the replica becomes FAILED.
 """
 

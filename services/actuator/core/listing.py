@@ -1,4 +1,4 @@
-"""Replicas and operations as everybody else sees them."""
+"""Replicas and operations as other services see them."""
 
 from __future__ import annotations
 

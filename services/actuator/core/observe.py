@@ -1,4 +1,4 @@
-"""Passive transitions: what the world did, written into the records. Withdraws a dead server at once.
+"""Passive transitions: events outside, taken into the records. Withdraws a dead server at once.
 
 Limits: a look proves something only about the time after the record's last change, and nothing about a replica that
 the shell is acting on. An outcome proves something only about the record as it stood when the action was asked
@@ -40,7 +40,7 @@ def observe(d: Transaction) -> None:
 
 
 def apply_outcomes(d: Transaction, outcomes: Iterable[Outcome]) -> None:
-    """Takes in what came of actions. One whose replica has changed its state since then counts as lost.
+    """Take in outcomes of actions. One whose replica has changed its state since then counts as lost.
 
     Every action may be lost and is asked for again, so that is always safe; the outcome of another process, or of an
     action that an earlier operation asked for, is not.
@@ -62,8 +62,8 @@ def apply_outcomes(d: Transaction, outcomes: Iterable[Outcome]) -> None:
 def _settled(d: Transaction, replica: Replica, outcome: Outcome) -> bool:
     """Whether a sleep that failed will not happen any more.
 
-    A refusal tells that of its own call. An earlier one may be under way for as long as something is in flight that it
-    waits for, or until all attempts would have timed out.
+    A refusal settles its own call. An earlier one may be under way for as long as a request is in flight that it waits
+    for, or until all attempts would have timed out.
     """
     earlier = outcome.action is not None and outcome.action.repeated
     if outcome.unsettled or not earlier:
@@ -82,7 +82,7 @@ def start_again(d: Transaction, replica: Replica, detail: str) -> Replica:
 
 
 def as_new(replica: Replica) -> Replica:
-    """Another process: it has never slept, its first sleep is slow, and nobody told it anything."""
+    """The record of a new process: it has never slept, its first sleep is slow, and it got no request yet."""
     return replace(replica, slept_once=False, sleep_level=0, told_to_sleep=None)
 
 
@@ -175,7 +175,7 @@ def _no_answer(d: Transaction, replica: Replica, probe: ProbeResult) -> None:
     if replica.life_cycle is LifeCycle.STARTING:
         return
     if probe.refused and replica.life_cycle is not LifeCycle.FAILED:
-        # Nothing listens: whoever answers there later was started meanwhile.
+        # Nothing listens: a server that answers there later was started meanwhile.
         d.move(as_new(replica), LifeCycle.FAILED, probe.error or "nothing listens at its address")
     elif probe.misses >= d.limits.misses_before_unknown and replica.life_cycle not in (
         LifeCycle.FAILED,

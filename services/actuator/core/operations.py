@@ -71,7 +71,7 @@ def _turn_round(d: Transaction, step: Step) -> Step:
     if step.state is OperationState.PENDING:
         return replace(step, state=OperationState.CANCELLED, phase="never begun", end_s=d.now_s)
     if step.kind is StepKind.CREATE and step.goal is Goal.ASLEEP and step.state is OperationState.SUCCEEDED:
-        # Pre-warmed: it keeps no GPU from anybody, and a boot is dear.
+        # Pre-warmed: it keeps no GPU from another replica, and a boot is expensive.
         return step
     return step.turned(INVERSE[step.kind], OperationState.ROLLING_BACK, "rolling back")
 

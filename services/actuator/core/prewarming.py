@@ -1,12 +1,13 @@
 """Pre-warming: a cold replica of a pool is booted ahead of need and put to sleep, so that its next wake is a hot one.
 
-Off unless the pool asks for it (``Pool.prewarm``). A cold replica whose GPUs nobody uses is made and put to sleep by a
-correction in any case. Here is the other one: its GPUs serve. One operation (``PREWARM``) puts who serves there to
-sleep, boots the cold one, puts it to sleep and wakes the others again; a step that fails takes the whole back.
+Off unless the pool asks for it (``Pool.prewarm``). A cold replica whose GPUs are idle is made and put to sleep by a
+correction in any case. This module handles those whose GPUs serve. One operation (``PREWARM``) puts the replicas that
+serve there to sleep, boots the cold one, puts it to sleep and wakes the others again; a step that fails rolls the whole
+back.
 
-Limits: nobody waits for it, so it begins only in a pool in which nothing happens, with donors whose role does without
-them, and is given up as soon as their role suffers or a newer state needs the GPUs or the role. Giving up deletes what
-still boots: that is the quickest way to free GPUs, and the one whose time does not depend on a boot.
+Limits: it is not urgent, so it begins only in a pool in which nothing is under way, with donors whose role does without
+them, and is given up as soon as their role suffers or a newer state needs the GPUs or the role. Giving up deletes
+servers that still boot: that frees GPUs soonest, in a time that does not depend on the boot.
 """
 
 from collections.abc import Iterable, Mapping
@@ -89,7 +90,7 @@ def _is_of(operation: Operation, pool: str) -> bool:
 
 
 def _choose(d: Transaction, pool: Pool) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
-    """Who is warmed up, and who makes room: first what failed least, then the fewest and least loaded donors."""
+    """The replica to warm up and its donors: first what failed least often, then the fewest and least loaded donors."""
     best: tuple[tuple[int, int, int, str], tuple[PlacedSpec, ...], tuple[Replica, ...]] | None = None
     for placed in sorted(pool.overlay, key=lambda placed: placed.replica):
         if placed.replica in pool.awake or placed.replica in pool.effective_awake or not _cold(d, placed):
@@ -128,7 +129,7 @@ def _waits(d: Transaction, replica: Replica) -> bool:
 
 
 def _parts(d: Transaction, pool: Pool, placed: PlacedSpec) -> tuple[tuple[PlacedSpec, ...], tuple[Replica, ...]] | None:
-    """Cold replicas that come up when room is made for one, itself first, and who makes it; None when it may not.
+    """Cold replicas that come up when room is made for one, itself first, and its donors; None when it may not begin.
 
     Others that wait for the same memory may get it before it, so they are warmed up too.
     """
@@ -161,7 +162,7 @@ def _serves(d: Transaction, pool: Pool, replica: Replica) -> bool:
 
 
 def _role_can_do_without(d: Transaction, pool: Pool, donors: Mapping[str, Replica]) -> bool:
-    """Floor, residence and load of each role that gives: somebody stays, and has room for what the donors leave it."""
+    """Check floor, residence and load of each role that gives: one replica stays, with room for the donors' load."""
     for service, role in sorted({(donor.spec.service, donor.spec.role) for donor in donors.values()}):
         members = [r for r in d.replicas.values() if (r.spec.service, r.spec.role) == (service, role) and r.routable]
         stay = [replica for replica in members if replica.name not in donors]
@@ -181,7 +182,7 @@ def _least(d: Transaction, replica: Replica) -> int:
 
 
 def _has_room(d: Transaction, members: Iterable[Replica], stay: int) -> bool:
-    """Whether nothing waits there and ``stay`` of them could hold the KV caches of all. What is not said is no room."""
+    """Whether no request waits and ``stay`` of them could hold the KV caches of all. Unknown counts as no room."""
     used = 0.0
     for replica in members:
         probe = d.probe(replica.name)
@@ -247,7 +248,7 @@ def _take_over(d: Transaction, pool: Pool, cold: set[str]) -> None:
 
 
 def awaited_donor(d: Transaction, operation: Operation, step: Step) -> str:
-    """Whom a boot waits for. One that comes up by itself meanwhile waits for nobody: it is put to sleep at once."""
+    """The replicas that a boot waits for. One that comes up by itself meanwhile is put to sleep at once."""
     if operation.kind is not OperationKind.PREWARM or step.kind is not StepKind.CREATE:
         return ""
     probe = d.probe(step.replica)
@@ -320,7 +321,7 @@ def _returning(operation: Operation) -> bool:
 
 
 def holder(d: Transaction, placed: PlacedSpec) -> str:
-    """Who is being pre-warmed on GPUs of ``placed``; empty when nobody is. No other sleeper is made there meanwhile."""
+    """The replica that is pre-warmed on GPUs of ``placed``, or empty. No other sleeper is made there meanwhile."""
     mine = set(placed.gpus)
     for operation in d.unfinished():
         if operation.kind is not OperationKind.PREWARM:
@@ -336,7 +337,8 @@ def holder(d: Transaction, placed: PlacedSpec) -> str:
 def in_its_way(operation: Operation, before: Pool, pool: Pool) -> bool:
     """Whether an unfinished pre-warming has to give way to the pool's newer state.
 
-    It goes on beside changes elsewhere: its replicas and its donors' roles are as they were, its GPUs nobody else's.
+    It goes on beside changes elsewhere: its replicas and its donors' roles are as they were, and no other replica gets
+    its GPUs.
     """
     awake, donors = set(pool.awake), {step.replica for step in _donors(operation)}
     cold = [step for step in operation.steps if step.kind is StepKind.CREATE]
@@ -360,7 +362,7 @@ def _floors_of(pool: Pool, roles: set[tuple[str, Role]]) -> set[Floor]:
 
 
 def leave_to(operation: Operation, pool: Pool, now_s: float) -> Operation:
-    """A roll-back that leaves to the newer state what that moves itself: donors that are to sleep, who is to wake."""
+    """A roll-back without the steps that the newer state makes itself: donors that are to sleep, replicas to wake."""
     steps = []
     for step in operation.steps:
         awake = step.replica in pool.awake

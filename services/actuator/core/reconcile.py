@@ -1,7 +1,7 @@
-"""From desired state to operations: what a pool's replicas have to do, and what the world put out of order.
+"""From desired state to operations: the steps of a pool's replicas, and corrections of deviations.
 
-Level-triggered: steps are reckoned from the records as they are, never from what was asked before, and a replica
-that an unfinished operation has a step for is left to that operation.
+Level-triggered: steps follow from the records as they are, never from what was asked before, and a replica that an
+unfinished operation has a step for is left to that operation.
 """
 
 from dataclasses import replace
@@ -57,7 +57,7 @@ def _step_for(d: Transaction, placed: PlacedSpec, replica: Replica | None, *, wa
             return Step(kind=StepKind.RELEASE, goal=goal, replica=placed.replica, service=placed.service)
         return Step(kind=StepKind.CREATE, goal=goal, replica=placed.replica, service=placed.service, placed=placed)
     if replica.life_cycle is LifeCycle.TERMINATING:
-        # Whoever deleted it gave up. It keeps its GPUs until it is gone; then it is made again.
+        # The operation that deleted it gave up. It keeps its GPUs until it is gone; then it is made again.
         return _delete(replica)
     changed = wanted != (placed.replica in pool.effective_awake)
     if replica.life_cycle in (LifeCycle.FAILED, LifeCycle.UNKNOWN) and not changed:
@@ -212,7 +212,7 @@ def without_lost_operation(state: State, pool: Pool) -> Pool:
 
 
 def start_waiting(d: Transaction) -> None:
-    """Operations that waited for others reckon their steps once those have ended."""
+    """Compute the steps of operations whose predecessors have ended."""
     for operation in list(d.unfinished()):
         if not operation.waits_for or d.held.operation(operation) is not None:
             continue
@@ -262,7 +262,7 @@ def _kept_up(pool: Pool) -> frozenset[str]:
 
 
 def _can_begin(d: Transaction, step: Step) -> bool:
-    """A server comes up awake, so it is made only when nobody uses its GPUs; until then there is nothing to do."""
+    """Whether a server can be made: it comes up awake, so its GPUs must be idle."""
     if step.placed is None:
         return True
     return not in_the_way(step.placed, d.replicas, d.world) and not holder(d, step.placed)

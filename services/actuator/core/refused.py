@@ -1,7 +1,7 @@
 """Records in the store that this release cannot read: what is known of them all the same.
 
-A refused record stands in no other part of the state. What it says is not known, so what it is about is held
-(``actuator.core.held``), and its bytes stay as they are until an operator or another release sees to them.
+A refused record is in no other part of the state. Its content is not known, so what it is about is held
+(``actuator.core.held``), and its bytes stay as they are until an operator, or another release, handles them.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Towards ASLEEP: floor check, hold, acknowledgements, drain, ``/sleep``; or the hold is lifted and it waits.
 
-The release of TRE (seed ``tre``, IV-C and V-C): routing is taken away first, the server stays awake while its requests
-end, and only then is it committed to sleep. ``mode=abort`` is used only once nothing is in flight, and the sleep is
-believed only when ``/is_sleeping`` confirms it.
+The release of TRE (IV-C and V-C): routing is taken away first, the server stays awake while its requests end, and only
+then is it committed to sleep, once nothing is in flight. The sleep counts only when ``/is_sleeping`` confirms it.
 """
 
 from dataclasses import replace
@@ -69,7 +68,7 @@ def hide(d: Transaction, operation: Operation, step: Step, replica: Replica, own
 
 
 def begin_drain(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
-    """With its deadlines, which every drain has, whoever hid the replica."""
+    """The step with its drain deadlines, which do not depend on what hid the replica."""
     deadline_s = d.now_s + drain_timeout_s(d, operation)
     short = operation.kind in (OperationKind.TRANSITION, OperationKind.PREWARM)
     wait_s = d.limits.release_wait_s if short else d.limits.pinned_wait_s
@@ -78,7 +77,7 @@ def begin_drain(d: Transaction, operation: Operation, step: Step, replica: Repli
 
 
 def restore(d: Transaction, replica: Replica) -> Replica:
-    """Gives a hidden replica back that was not told to sleep: lifts the actuator's own holds only."""
+    """Show a hidden replica again that was not asked to sleep: lifts the actuator's own holds only."""
     replica = d.move(replica, LifeCycle.ACTIVE)
     replica = holds.lift(holds.lift(replica, HoldOwner.RELEASE), HoldOwner.SOFT_SCALE_IN)
     return d.keep(replica)

@@ -11,7 +11,7 @@ from actuator.core.transaction import Transaction
 
 
 def phase(step: Step, text: str) -> Step:
-    """Where it stands, in words."""
+    """The step with another description of its phase."""
     return step if step.phase == text else replace(step, phase=text)
 
 
@@ -23,7 +23,7 @@ def succeed(d: Transaction, step: Step, text: str) -> Step:
 
 
 def fail(d: Transaction, step: Step, error: str) -> Step:
-    """It cannot reach its goal. What was asked stays written down, since it may have taken effect."""
+    """The step failed. The action that was asked for stays in its record, since it may have taken effect."""
     return replace(step, state=OperationState.FAILED, phase="failed", detail=error, end_s=d.now_s)
 
 
@@ -51,7 +51,7 @@ def outstanding(d: Transaction, step: Step) -> bool:
 def drain_timeout_s(d: Transaction, operation: Operation) -> float:
     """How long the operation lets in-flight requests end by themselves."""
     pool = d.pools.get(operation.subject)
-    # Nobody waits for a pre-warming: what its donor answers ends by itself where it can.
+    # A pre-warming is not urgent: its donor's requests end by themselves where they can.
     hurried = operation.kind is not OperationKind.PREWARM
     if hurried and pool is not None and pool.drain_timeout_s > 0:
         return pool.drain_timeout_s
@@ -85,10 +85,10 @@ def drained(d: Transaction, step: Step, replica: Replica) -> tuple[Step, bool]:
 
 
 def past_deadline(d: Transaction, step: Step, replica: Replica) -> Step | None:
-    """At the drain deadline gateways are told to reissue; later the release is given up. None: go on waiting.
+    """At the drain deadline gateways are to reissue requests; later the release is given up. None: go on waiting.
 
-    A gateway that lives and does not confirm is waited for shortly: it keeps one replica awake, not the fleet waiting.
-    To take a sleep back that was asked for, the server has to sleep first: that is not given up.
+    The wait for a live gateway that does not acknowledge is short: it keeps one replica awake and delays nothing else.
+    A sleep that was asked for must happen before it can be rolled back: that is not given up.
     """
     if step.state is not OperationState.ROLLING_BACK:
         given_up = _give_up(d, step)
@@ -109,7 +109,7 @@ def _give_up(d: Transaction, step: Step) -> Step | None:
 
 
 def told_to_sleep(d: Transaction, replica: Replica) -> bool:
-    """Whether its server is, or may be, falling asleep, or has just said that it will not."""
+    """Whether its server is, or may be, falling asleep, or has just refused to."""
     return replica.told_to_sleep is not None or d.outcome(replica.name, ActionKind.SLEEP) is not None
 
 

@@ -19,12 +19,12 @@ from actuator.core.world import Action, Outcome, World
 from trimtab.domain.vocabulary import LifeCycle
 
 UNKNOWN_GATEWAY = "(any not heard of yet)"
-"""Stands after a start for gateways that nobody knows of."""
+"""Represents, after a start, gateways that no record names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """What one step brought. ``notes`` are life cycle changes in words, for the log."""
+    """The result of one step. ``notes`` are life cycle changes as text, for the log."""
 
     state: State
     actions: tuple[Action, ...] = ()
@@ -59,8 +59,8 @@ def due_s(state: State, now_s: float) -> float | None:
 def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> Tick:
     """Without the store: no action, nothing is taken away, what a release hid and did not put to sleep comes back.
 
-    A dead server is still withdrawn: that is the world's doing. An operation that had hidden something is rolled back
-    when the store returns, and says why.
+    A dead server is still withdrawn. An operation that had hidden something is rolled back when the store returns, with
+    that reason.
     """
     d = Transaction(state, world, limits, now_s)
     observe(d)
@@ -81,12 +81,12 @@ def fail_static(state: State, world: World, *, now_s: float, limits: Limits) -> 
 def resume(state: State, *, now_s: float, limits: Limits) -> State:
     """The stored state as a new process takes it up.
 
-    Every gateway that was known is taken for leased for a while: it may still route by what it was told before, so it
-    has to speak, or stay silent for longer than its lease, before anything hidden may sleep. Revisions leap ahead of
-    any that were shown and not stored; they are Unix milliseconds at every start, so that they do not fall even when
-    the store was lost. What is hidden may have been shown again by such a revision, so it counts as hidden by the new
-    one: who has not acknowledged that may still route to it. Somebody may do so whose name was not stored yet, or was
-    lost with the store: ``UNKNOWN_GATEWAY`` stands for all of them, and is leased for as long.
+    Every known gateway counts as leased for a while: it may still route by an earlier set, so it has to acknowledge, or
+    stay silent for longer than its lease, before a hidden replica may sleep. Revisions leap ahead of any that were
+    shown and not stored; they are Unix milliseconds at every start, so that they do not fall even when the store was
+    lost. A hidden replica may have been shown again by such a revision, so it counts as hidden by the new one: a
+    gateway that has not acknowledged that may still route to it. So may gateways whose name was not stored yet, or was
+    lost with the store: ``UNKNOWN_GATEWAY`` represents all of them, and is leased for as long.
     """
     floor = int(now_s * 1000)
     meta = replace(
@@ -130,7 +130,7 @@ def take_up(state: State, loaded: State, world: World, *, now_s: float, limits: 
 
 
 def _unheard(operation: Operation) -> Operation:
-    """Without what followed from gateways' words: each has its time again to confirm."""
+    """The operation without what followed from acknowledgements: each gateway has its time again to acknowledge."""
     if operation.finished:
         return operation
     steps = tuple(replace(step, unaware_s=0.0, acknowledged_s=0.0) for step in operation.steps)

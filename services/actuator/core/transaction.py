@@ -83,7 +83,7 @@ class Transaction:
         yield from sorted(pending, key=lambda operation: (operation.create_s, operation.operation_id))
 
     def claimed(self) -> dict[str, str]:
-        """Replica → the unfinished operation that answers for it; it is nobody else's to put right."""
+        """Replica → the unfinished operation that answers for it; no other operation touches it."""
         return {
             step.replica: operation.operation_id
             for operation in self.unfinished()
@@ -116,7 +116,7 @@ class Transaction:
         return frozenset(gpu for pool in self.pools.values() for gpu in pool.gpus) | self.held.gpus.keys()
 
     def refuse(self, refused: tuple[RefusedRecord, ...]) -> None:
-        """Takes these records, and no others, for ones that cannot be read: what stands in their place goes."""
+        """Set the records that cannot be read; values in their place are removed."""
         for record in refused:
             if record.kind is RefusedKind.REPLICA:
                 self.replicas.pop(record.name, None)

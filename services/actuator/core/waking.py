@@ -1,7 +1,7 @@
 """Towards AWAKE: GPUs free, ``/wake_up``, ready, a canary token, holds lifted; and the creation of replicas.
 
 Also the roll-back of a release: a hidden replica that was not put to sleep is simply shown again; one that was asked
-to sleep has to be asleep first, since nobody can tell when the server will carry that out.
+to sleep has to be asleep first, since it is not known when the server will carry that out.
 """
 
 from dataclasses import replace
@@ -119,10 +119,10 @@ def _prove_running(d: Transaction, operation: Operation, step: Step, replica: Re
             return phase(step, f"waiting for its GPUs: {in_the_way[0]}")
         return _ask_wake(d, step, replica)
     if replica.sleep_level == LEVEL_WITHOUT_WEIGHTS:
-        # Somebody else woke it, or we did and the end of it was lost: it would answer with no weights of its model.
+        # Another client woke it, or we did and the outcome was lost: it would answer without its model's weights.
         return _ask_wake(d, step, replica)
     if _must_sleep_once(d, operation, step, replica):
-        # Gateways may still send to it what they were told before it started anew.
+        # Gateways may still route to it by a set from before it started anew.
         step, quiet = drained(d, step, replica)
         if quiet:
             return ask_sleep(d, operation, step, replica)
@@ -132,10 +132,10 @@ def _prove_running(d: Transaction, operation: Operation, step: Step, replica: Re
 
 
 def _must_sleep_once(d: Transaction, operation: Operation, step: Step, replica: Replica) -> bool:
-    """A first sleep takes many times longer than later ones: ahead of need it falls into nobody's rescue.
+    """Whether it has to sleep once before it is shown. A first sleep takes many times longer than later ones.
 
     At a pool's bring-up every replica that is made sleeps once. One that was started anew later does so before it is
-    shown while another of its role serves, as many as the floor asks for; else, and in a transition, it is wanted at
+    shown while enough of its role serve for the floor, and at least one; else, and in a transition, it is needed at
     once. One that cannot sleep then is shown all the same.
     """
     if operation.kind is not OperationKind.OVERLAY or not replica.spec.pool or replica.slept_once:
@@ -149,7 +149,7 @@ def _must_sleep_once(d: Transaction, operation: Operation, step: Step, replica: 
 def _await_first_sleep(d: Transaction, operation: Operation, step: Step, replica: Replica) -> Step:
     outcome = d.outcome(replica.name, ActionKind.SLEEP)
     if outcome is not None and operation.pool_revision == 0 and not outcome.busy:
-        # It serves no worse for that, unless the sleep may be under way: then it is asked for again.
+        # It can serve without that, unless the sleep may be under way: then it is asked for again.
         return retry(d, forget_request(step), f"did not sleep ahead of need: {outcome.error}")
     return await_sleep(d, operation, step, replica)
 
@@ -188,7 +188,7 @@ def _judge(d: Transaction, step: Step, replica: Replica) -> Step:
         replica = d.keep(replace(replica, sleep_level=0))
         return _ask_canary(d, step, replica)
     if not replica.spec.model and outcome.served_model:
-        # A given server whose list does not say: gateways must call the model by the name that it answers to.
+        # A given server listed without a model: gateways must call the model by the name that the server uses.
         replica = d.keep(replace(replica, spec=replace(replica.spec, model=outcome.served_model)))
     rival = _rival(d, replica)
     if rival:
@@ -198,7 +198,7 @@ def _judge(d: Transaction, step: Step, replica: Replica) -> Step:
 
 
 def create(d: Transaction, operation: Operation, step: Step) -> Step:
-    """No such replica yet: claims its GPUs by a record, then asks the backend."""
+    """Create a replica that does not exist: claim its GPUs by a record, then ask the backend."""
     placed = step.placed
     if placed is None:
         return fail(d, step, "it does not exist")
@@ -224,7 +224,7 @@ def create(d: Transaction, operation: Operation, step: Step) -> Step:
 def _must_go_first(d: Transaction, operation: Operation, step: Step) -> str:
     """A replica of the same bring-up that has to sleep once on these GPUs before this one takes them for good.
 
-    One that cannot start anyhow, because somebody serves on its GPUs, is not waited for.
+    One that cannot start because another replica serves on its GPUs is not waited for.
     """
     if step.goal is not Goal.AWAKE or step.placed is None:
         return ""
@@ -239,7 +239,7 @@ def _must_go_first(d: Transaction, operation: Operation, step: Step) -> str:
 
 
 def await_creation(d: Transaction, step: Step, replica: Replica) -> Step:
-    """The backend was asked to create it; after a crash it is asked again, which is the same to it."""
+    """Wait for the backend that was asked to create it; after a crash it is asked again, without further effect."""
     if outstanding(d, step):
         return step
     outcome = d.outcomes.get(replica.name)
@@ -255,7 +255,7 @@ def await_creation(d: Transaction, step: Step, replica: Replica) -> Step:
         return phase(forget_request(step), "starting")
     if d.now_s < step.not_before_s:
         return step
-    # Asked again: in a pool a neighbour may have come up on its own meanwhile. Nobody shares a scaled replica's GPUs.
+    # Asked again: in a pool a neighbour may have come up by itself meanwhile. GPUs of scaled replicas are not shared.
     neighbours = blockers(replica.placed, d.replicas, d.world, d.limits) if replica.spec.pool else []
     if neighbours:
         return phase(step, f"waiting for its GPUs: {neighbours[0]}")
@@ -275,7 +275,7 @@ def recreate(d: Transaction, step: Step, replica: Replica) -> Step:
         return retry(d, forget_request(step), f"could not be deleted: {outcome.error}", permanent=outcome.permanent)
     if d.now_s < step.not_before_s:
         return step
-    # Asked for again after a crash: to the backend that is the same.
+    # Asked for again after a crash, which has no further effect.
     d.move(replica, LifeCycle.TERMINATING)
     d.act(Action(kind=ActionKind.DELETE, replica=replica.name))
     return replace(step, asked=ActionKind.DELETE, phase="its process is gone: deleting it")

@@ -8,7 +8,7 @@ from actuator.core.model import ActionKind, Gpu, PlacedSpec, Placement, Spec
 
 
 class RunState(StrEnum):
-    """What the backend says about a server's process."""
+    """The state of a server's process, by the backend."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -73,10 +73,10 @@ class ProbeResult:
     paused: bool = False
     # Running and waiting requests; None when it could not be read.
     in_flight: int | None = None
-    # Waiting requests alone, and the share of its KV cache in use; None when the server does not say.
+    # Waiting requests alone, and the share of its KV cache in use; None when the server does not report them.
     waiting: int | None = None
     kv_usage: float | None = None
-    # The level that the server itself says it sleeps at; None when it does not say, or is awake.
+    # The level at which the server reports that it sleeps; None when it does not report it, or is awake.
     sleep_level: int | None = None
     error: str = ""
 
@@ -101,7 +101,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One thing for the shell to do. Idempotent: after a crash it is simply done again."""
+    """One action for the shell. Idempotent: after a crash it is done again."""
 
     kind: ActionKind
     replica: str
@@ -119,9 +119,9 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of an action. ``permanent``: trying again will not help. ``busy``: refused, work is in flight.
+    """The outcome of an action. ``permanent``: trying again will not help. ``busy``: refused, requests are in flight.
 
-    ``unsettled``: it failed, and whether the server will still carry it out cannot be told.
+    ``unsettled``: it failed, and whether the server will still carry it out is not known.
     """
 
     kind: ActionKind

@@ -1,4 +1,4 @@
-"""What the actuator needs of whatever runs the servers: one narrow interface, errors that say whether to try again."""
+"""The interface to what runs the servers; its errors say whether to try again."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -28,7 +28,7 @@ class Backend(Protocol):
         """Whether the memory of any GPU is measured."""
         ...
 
-    # How old what `gpu_memory` tells may be when it is told, in seconds.
+    # How old the values of `gpu_memory` may be when they are returned, in seconds.
     gpu_memory_age_s: float
     can_create: bool
 

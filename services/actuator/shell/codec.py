@@ -67,7 +67,7 @@ def _check_settings(v: Violations, settings: policy_pb2.PoolSettings | pb.PoolSt
 
 
 def parse_gateway(request: pb.AcknowledgeEndpointsRequest, *, lease_until_s: float, newest_revision: int) -> Gateway:
-    """What a gateway says. A revision that was never published here counts as none. Raises ``InvalidRequest``."""
+    """A gateway's acknowledgement. A revision that was never published here counts as 0. Raises ``InvalidRequest``."""
     v = Violations()
     v.bounded_string("gateway", request.gateway, max_length=128)
     v.require("in_flight", len(request.in_flight) <= MAX_OVERLAY, f"may have at most {MAX_OVERLAY} replicas")

@@ -1,11 +1,11 @@
-"""The one writer of the actuator's state: lease, store, ticks, and what the watchers are told.
+"""The one writer of the actuator's state: lease, store, ticks, and what is published to watchers.
 
 Four modes. *Standing by*: another actuator holds the lease; nothing is served or written. *Active*: every change is
 computed by the core, stored with the lease's token, then published, then acted on. *Fail static*: the store is away;
 the last endpoints are served, nothing is acted on, what a release had hidden comes back. *Held*: the cluster's
 metadata cannot be read; nothing is served, written or acted on until it can, since revisions might fall.
 
-What gateways are shown, and what they say, goes through a ``Routing``.
+Endpoint sets and the gateways' acknowledgements go through a ``Routing``.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Controller:
         self._own_tokens: set[int] = set()
         self._told_refused: set[RefusedRecord] = set()
         self._read_again_s = 0.0
-        # The first step after a take-over decides what there is to show; until then nobody is shown an empty cluster.
+        # The first step after a take-over decides what there is to show; until then no watcher gets an empty cluster.
         self._opened = False
 
     # What servicers read
@@ -96,7 +96,7 @@ class Controller:
 
     @property
     def state(self) -> State:
-        """The state; raises ``Unavailable`` while another process speaks for the cluster, or nobody can."""
+        """The state. Raises ``Unavailable`` while another process is the cluster's actuator, or none can be."""
         self.require_serving()
         return self._state
 
@@ -134,7 +134,7 @@ class Controller:
                 self.kick()
                 raise Unavailable("STORE_UNAVAILABLE", f"the store does not answer: {error}") from error
             except FencedOff as error:
-                # Ours, not the caller's: passed on, it would be taken for a word about the caller's own token.
+                # Of our own token: passed on, the caller would take it for an answer about its token.
                 self._fenced_off(error)
                 self.kick()
                 raise Unavailable("STANDING_BY", "the lease of this actuator was over: nothing was written") from error
@@ -147,7 +147,7 @@ class Controller:
         self._news.set()
 
     def hear_router(self) -> None:
-        """A gateway said something that may let a step go on, after one more look at its server."""
+        """A gateway acknowledged: a step may go on after one more look at its server."""
         self._look_again = True
         self.kick()
 

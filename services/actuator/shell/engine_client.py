@@ -1,4 +1,4 @@
-"""What the actuator asks of an inference engine's server: one client speaks to any number of servers of one kind.
+"""The interface to inference servers: one client calls any number of servers of one engine.
 
 Observer, executor and composition root depend on this alone; `actuator.shell.vllm_client` is the client for vLLM.
 """
@@ -25,11 +25,11 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Gauges:
-    """What a server says of its load; None for what it does not say.
+    """A server's load by its own report; None for what it does not report.
 
     `in_flight` are running and waiting requests, `waiting` those that wait alone; `kv_usage` is the highest share of KV
     cache in use of any engine of the server. `memory_in_use`: the engine is awake as far as GPU memory goes.
-    `sleep_level` is the level at which it sleeps by its own account; None when it does not say, or is awake.
+    `sleep_level` is the level at which it reports that it sleeps; None when it does not report it, or is awake.
     """
 
     in_flight: int | None
@@ -46,11 +46,11 @@ class EngineClient(Protocol):
     """
 
     async def health(self, address: str) -> None:
-        """Raises unless the server says that it is up."""
+        """Return when the server answers that it is up. Raises ``EngineError`` otherwise."""
         ...
 
     async def is_sleeping(self, address: str) -> bool | None:
-        """Whether the server says that it sleeps; None when it cannot tell. A pause may count as sleep."""
+        """Whether the server reports that it sleeps; None when it has no such report. A pause may count as sleep."""
         ...
 
     async def gauges(self, address: str) -> Gauges:
@@ -66,7 +66,7 @@ class EngineClient(Protocol):
         ...
 
     async def canary(self, address: str, model: str) -> str:
-        """Raises unless a real token comes; returns the model's name. Asks for any model when `model` is empty."""
+        """The name of the model that generated one token; any model when `model` is empty. Raises ``EngineError``."""
         ...
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ _POLL_S = 0.1
 
 
 class Executor:
-    """Runs actions as tasks; ``on_outcome`` is told once per action, after which the replica is free again."""
+    """Runs actions as tasks; ``on_outcome`` is called once per action, after which the replica is free again."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Executor:
         *,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``may_act``: whether this process is still the writer; asked once more before a server is told to sleep."""
+        """``may_act``: whether this process is still the writer; checked once more before a server is put to sleep."""
         self._backend = backend
         self._client = client
         self._limits = limits
@@ -49,7 +49,7 @@ class Executor:
         self._tasks[action.replica] = asyncio.create_task(self._run(action))
 
     async def stop(self) -> None:
-        """Ends every task; what they did stays, and is asked for again by whoever resumes."""
+        """End every task; what they did stays, and is asked for again by the process that resumes."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -90,7 +90,7 @@ class Executor:
         return _done(action)
 
     async def _sleep(self, action: Action) -> Outcome:
-        """Nothing in flight, then /sleep, then believed only when /is_sleeping says so and memory is let go.
+        """With nothing in flight ask for /sleep; done when /is_sleeping is true and memory is released.
 
         Unsettled: a server that cannot be read, since an earlier call may be at work there, and one whose sleep was
         asked for and not seen. Neither may be shown again before it is known to be awake.
@@ -107,7 +107,7 @@ class Executor:
         if gauges.in_flight > 0:
             return Outcome(kind=action.kind, replica=action.replica, ok=False, busy=True, error="in flight")
         if not self._may_act():
-            # Whoever writes now may have shown it again while this process stood still.
+            # The present writer may have shown it again while this process stood still.
             return _failed(action, "this process is the writer no longer", unsettled=True)
         try:
             async with asyncio.timeout(self._limits.sleeping_s):
@@ -142,7 +142,7 @@ class Executor:
         return Outcome(kind=action.kind, replica=action.replica, ok=True, served_model=served)
 
     async def _until_sleeping(self, address: str, *, wanted: bool) -> None:
-        """Polls until the server says what is wanted; the caller bounds the time."""
+        """Poll until the server is in the wanted state; the caller bounds the time."""
         while bool(await self._client.is_sleeping(address)) is not wanted:  # noqa: ASYNC110  # a server has no event
             await asyncio.sleep(_POLL_S)
 

@@ -1,7 +1,7 @@
 """Reads the actuator's records as releases before store schema 2 wrote them: JSON of the core's types of then.
 
-Frozen: the models below say what those releases wrote, and do not change when the core does; only what makes values of
-the core out of them follows it. Each reader raises ``ValueError`` for what it cannot read.
+Frozen: the models below describe what those releases wrote, and do not change when the core does; only the functions
+that make values of the core out of them follow it. Each reader raises ``ValueError`` for bytes that it cannot read.
 """
 
 from typing import Annotated, Literal

@@ -104,7 +104,7 @@ class ActuatorMetrics:
             if operation.finished and (before is None or not before.finished):
                 self._operations.labels(operation.kind.value, operation.state.value).inc()
             if operation.kind is OperationKind.PREWARM:
-                # Its releases and wakes are its own; nobody waits for them.
+                # Its releases and wakes are not urgent, so they are not in these histograms.
                 continue
             known = {step.replica: step for step in before.steps} if before is not None else {}
             for step in operation.steps:

@@ -1,7 +1,7 @@
-"""Looks at the world: the backend's lists, and every server on its own, so that a hung one delays no other.
+"""Observes the backend's lists, and every server on its own, so that a hung one delays no other.
 
-A server is never asked twice at once. Replicas that an operation works on, and everything while GPUs are awaited, are
-looked at more often.
+A server is never asked twice at once. Replicas that an operation works on, and all of them while an operation waits for
+GPUs, are observed more often.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Observer:
         self._deleted_s: dict[str, float] = {}
 
     def listen(self, *, urgent: Callable[[], frozenset[str]], on_news: Callable[[], None]) -> None:
-        """``urgent`` names replicas to look at often; ``on_news`` is told that something was seen."""
+        """``urgent`` names replicas to look at often; ``on_news`` is called when something new was seen."""
         self._urgent = urgent
         self._on_news = on_news
 
@@ -72,14 +72,14 @@ class Observer:
         return self._sights.get(name)
 
     def forget(self, name: str) -> None:
-        """It was deleted just now: no list that was asked for before may bring it back."""
+        """Drop a replica that was deleted just now: no list that was requested before may bring it back."""
         self._deleted_s[name] = self._now_s()
         if self._listed is not None:
             self._listed.pop(name, None)
         self._sights.pop(name, None)
 
     def look_soon(self) -> None:
-        """Somebody waits for a look from after this moment: let it not be the next beat's."""
+        """Look at once: a step waits for a look from after this moment."""
         self._soon.set()
 
     @property
@@ -100,7 +100,7 @@ class Observer:
                 at_once = self._soon.is_set()
                 self._soon.clear()
                 if at_once:
-                    # Not after the backend, which may be slow: what a release waits for is its server's word.
+                    # Not after the backend, which may be slow: a release waits for its server's answer.
                     self._ask_servers(urgent, at_once=True)
                 if now_s >= backend_due_s or at_once:
                     await self._ask_backend()

@@ -38,7 +38,7 @@ class Publisher:
         self._hubs: _Hubs | None = None
 
     def open(self) -> None:
-        """From now on this process speaks for the cluster. The first state published is the first snapshot."""
+        """Serve watchers from now on. The first state published is the first snapshot."""
         self.close()
         self._hubs = _Hubs(self)
 
@@ -49,7 +49,7 @@ class Publisher:
             self._hubs = None
 
     def publish(self, old: State, new: State) -> None:
-        """Tells every watcher what changed."""
+        """Send every watcher what changed."""
         self._state = new
         if self._hubs is None:
             return

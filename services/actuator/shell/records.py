@@ -1,8 +1,8 @@
 """The actuator's records in the store: read once, then only what changed is written, fenced, in one step.
 
 Each record is a message of ``trimtab.store.v1`` (``trimtab.store.records``); what releases before store schema 2 wrote
-is read by ``actuator.shell.legacy`` and rewritten when it changes. Nobody else reads them, everybody else asks over
-gRPC. A record that cannot be read becomes a ``RefusedRecord`` of the state, and nothing is written in its place.
+is read by ``actuator.shell.legacy`` and rewritten when it changes. Other services do not read them, but ask over gRPC.
+A record that cannot be read becomes a ``RefusedRecord`` of the state, and nothing is written in its place.
 Gateways are stored by name only, see ``actuator.core.tick.resume``.
 """
 

@@ -1,4 +1,4 @@
-"""Refused records at the edge: what their bytes say all the same, and how callers are told."""
+"""Refused records at the edge: what can be read of their bytes, and the errors that callers get."""
 
 import json
 from collections.abc import Iterable
@@ -62,7 +62,7 @@ def error_of(refused: RefusedWrite) -> RpcError:
 
 
 def refused_to_proto(record: RefusedRecord) -> pb.RefusedRecord:
-    """One refused record as everybody sees it."""
+    """The message of one refused record."""
     return pb.RefusedRecord(
         kind=pb.RecordKind.Value(f"RECORD_KIND_{record.kind.name}"),
         name=record.name,

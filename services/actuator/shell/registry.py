@@ -1,15 +1,15 @@
 """Routing through the registry in the store, for gateways that need only the store in common with the actuator.
 
-The endpoint set is stored in one step with the records, so it stands there before anybody is told, and outlives this
-process. The gateways' words are read at the beginning of every step, after whatever the step before has stored: so a
-gateway that read a set that shows a replica has spoken before the set that hides it was written, and is heard here
-before anything is done to the replica.
+The endpoint set is stored in one step with the records, so it is there before watchers get it, and outlives this
+process. The gateways' acknowledgements are read at the beginning of every step, after what the step before has
+stored: so a gateway that read a set that shows a replica has acknowledged before the set that hides it was written,
+and is known here before anything is done to the replica.
 
-Words in the store have no clock. A gateway renews its lease by a word that differs from the one before; the lease is
-reckoned from when that was seen here. After a time in which this process could not look (it starts, it stood still, the
-store was away) nobody can have been heard, so everyone that is known or has a word there gets a grace.
+Acknowledgements in the store have no time. A gateway renews its lease by one that differs from the one before; the
+lease counts from when that was seen here. After a time in which this process could not look (it starts, it stood
+still, the store was away) every gateway that is known or has an acknowledgement there gets a grace.
 
-The same look shows whether the set that this process wrote still stands there. A store that has lost it may have lost
+The same look shows whether the set that this process wrote is still there. A store that has lost it may have lost
 more: the controller then reads everything again.
 """
 
@@ -63,7 +63,7 @@ class RegistryRouting:
         self._grace_s = grace_s
         self._now_s = now_s
         self._monotonic = monotonic
-        # What stands in the store for certain, and what is being written.
+        # What is in the store for certain, and what is being written.
         self._standing: _Standing | None = None
         self._writing: _Standing | None = None
         self._words: dict[str, bytes] = {}
@@ -88,7 +88,7 @@ class RegistryRouting:
         return self._registry.commands(before, services, head)
 
     def stored(self, *, certain: bool) -> None:
-        """Takes note of what stands there."""
+        """Note what is in the store now."""
         if not certain:
             self._standing = None
         elif self._writing is not None:
@@ -98,7 +98,7 @@ class RegistryRouting:
     # What is heard
 
     async def look(self, newest_revision: int) -> None:
-        """Every word that is new. Raises ``StoreUnavailable``, also when the store has lost what was written to it."""
+        """Take in new acknowledgements. Raises ``StoreUnavailable``, also when the store has lost what was written."""
         await self._forget()
         head, words = await self._registry.look()
         if self._standing is not None and head != self._standing.head:
@@ -129,13 +129,13 @@ class RegistryRouting:
             parsed = parse_gateway(said, lease_until_s=lease_until_s, newest_revision=newest_revision)
             gateway, sequence = replace(parsed, gateway=name), said.sequence
         except (CorruptEntry, RpcError) as error:
-            # It lives, and has confirmed nothing.
+            # It is alive, and has acknowledged nothing.
             log.warning("a gateway's word cannot be read", gateway=name, error=str(error))
             gateway = Gateway(gateway=name, lease_until_s=lease_until_s)
         self._stream.take_acknowledgement(gateway, sequence=sequence, now_s=now_s)
 
     async def _forget(self) -> None:
-        """Words of gateways that the core has forgotten, unless they have spoken meanwhile."""
+        """Remove acknowledgements of gateways that the core has dropped, unless there is a newer one."""
         while self._forgotten:
             name = self._forgotten[-1]
             if name in self._words:
@@ -145,17 +145,17 @@ class RegistryRouting:
     # What the stream's followers share
 
     def show(self, old: State, new: State) -> None:
-        """Tells the stream's followers; the registry's have been told when it was stored."""
+        """Publish to the stream's followers; the registry's got it when it was stored."""
         self._stream.show(old, new)
         known = self._stream.heard()
         self._forgotten += [name for name in sorted(old.gateways.keys() - new.gateways.keys()) if name not in known]
 
     def heard(self) -> Mapping[str, Gateway]:
-        """Every gateway's last word, whichever way it came."""
+        """Every gateway's last acknowledgement, from stream or registry."""
         return self._stream.heard()
 
     def remember(self, gateways: Mapping[str, Gateway]) -> None:
-        """The gateways that were known before; the next look finds those that have a word in the store."""
+        """Take over the gateways known before; the next look finds those with an acknowledgement in the store."""
         self._stream.remember(gateways)
         self._looked_at = float("-inf")
 

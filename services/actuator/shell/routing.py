@@ -1,10 +1,10 @@
-"""How gateways learn which replicas are routable, and how the actuator learns that they know: one narrow interface.
+"""The interface to routers: endpoint sets go out, acknowledgements come back.
 
-The core derives the endpoint set from its records and needs two things of whoever routes: that a set with its revision
-goes out, and that each router's word comes back (its lease, the revision that it routes by, its requests on hidden
-replicas). Whatever implements ``Routing`` may carry them. ``StreamRouting`` serves gateways that follow a stream and
-call back; ``actuator.shell.registry`` adds those that follow the registry in the store. Where routing is by readiness
-gates and annotations of pods, an adapter writes those, and its word is the revision that it has seen.
+The core derives the endpoint set from its records and needs two things: that a set with its revision goes out, and that
+each router's acknowledgement comes back (its lease, the revision that it routes by, its requests on hidden replicas).
+Implementations of ``Routing`` carry them. ``StreamRouting`` serves gateways that follow a stream and call back;
+``actuator.shell.registry`` adds those that follow the registry in the store. Where routing is by readiness gates and
+annotations of pods, an adapter would write those and acknowledge the revision that it has seen.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Routing(Protocol):
     """
 
     async def look(self, newest_revision: int) -> None:
-        """Take in what routers have said by now. What is ``heard`` after it is from after the last set was stored.
+        """Take in the routers' acknowledgements. What is ``heard`` after it is from after the last set was stored.
 
         Raises ``StoreUnavailable`` when that cannot be known: then nothing may be decided on it.
         """
@@ -47,15 +47,15 @@ class Routing(Protocol):
         ...
 
     def heard(self) -> Mapping[str, Gateway]:
-        """Every router's last word, by name."""
+        """Every router's last acknowledgement, by name."""
         ...
 
     def remember(self, gateways: Mapping[str, Gateway]) -> None:
-        """A reign begins with these names known; each has to speak again."""
+        """A leader term begins with these names known; each has to acknowledge again."""
         ...
 
     def open(self) -> None:
-        """This process speaks for the cluster: the next set shown is the first."""
+        """This process serves the cluster from now on: the next set shown is the first."""
         ...
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class StreamRouting:
         self._closed = asyncio.Event()
 
     def listen(self, on_word: Callable[[], None]) -> None:
-        """``on_word`` is told when a gateway said something that may let a step go on."""
+        """``on_word`` is called when an acknowledgement may let a step go on."""
         self._on_word = on_word
 
     # What the controller asks
@@ -86,14 +86,14 @@ class StreamRouting:
         """Gateways call by themselves."""
 
     def to_store(self, new: State, token: int) -> Sequence[tuple[Argument, ...]]:
-        """Nothing: who calls is told."""
+        """Nothing: sets go over the stream."""
         return ()
 
     def stored(self, *, certain: bool) -> None:
         """Nothing was."""
 
     def show(self, old: State, new: State) -> None:
-        """Tells every watcher when the set changed; forgets gateways that the state has forgotten."""
+        """Send every watcher a set that changed; drop gateways that the state has dropped."""
         self._state = new
         for name in old.gateways.keys() - new.gateways.keys():
             if self._gateways.get(name) == old.gateways[name]:
@@ -104,7 +104,7 @@ class StreamRouting:
             self._hub.publish(self.endpoint_set())
 
     def heard(self) -> Mapping[str, Gateway]:
-        """Every gateway's last word."""
+        """Every gateway's last acknowledgement."""
         return dict(self._gateways)
 
     def remember(self, gateways: Mapping[str, Gateway]) -> None:
@@ -126,7 +126,7 @@ class StreamRouting:
     # What gateways ask
 
     def watch(self, name: str, *, lease_until_s: float) -> AsyncIterator[pb.WatchEndpointsResponse]:
-        """One gateway's stream; it starts the gateway's lease. Raises ``Unavailable`` while nobody is served."""
+        """One gateway's stream; it starts the gateway's lease. Raises ``Unavailable`` while no watcher is served."""
         if self._hub is None:
             raise Unavailable("STANDING_BY", "another actuator speaks for this cluster, or this one is starting")
         stream = self._hub.watch()
@@ -135,7 +135,7 @@ class StreamRouting:
         return stream
 
     def take_acknowledgement(self, gateway: Gateway, *, sequence: int = 0, now_s: float = 0.0) -> None:
-        """Takes a gateway's word. One that was overtaken by a later one, on another way, is dropped."""
+        """Take an acknowledgement. One that was overtaken by a later one, over the registry, is dropped."""
         before = self._gateways.get(gateway.gateway)
         if (
             before is not None
@@ -149,7 +149,7 @@ class StreamRouting:
             self._on_word()
 
     def spare(self, until_s: float) -> None:
-        """Nobody's lease ends before ``until_s``: whoever spoke meanwhile could not be heard."""
+        """No lease ends before ``until_s``: acknowledgements could not be read meanwhile."""
         self._gateways = {
             name: replace(gateway, lease_until_s=max(gateway.lease_until_s, until_s))
             for name, gateway in self._gateways.items()

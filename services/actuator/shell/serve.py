@@ -51,7 +51,10 @@ def make_client(settings: ActuatorSettings) -> EngineClient:
 
 
 async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
-    """Runs until ``context.stopping``; health is SERVING once this process speaks for the cluster."""
+    """Run until ``context.stopping``; health is SERVING while this process is the cluster's actuator.
+
+    Raises ``StartupError`` for a targets file that cannot be used and for a store of another schema.
+    """
     backend = make_backend(settings)
     client: EngineClient = VllmClient(
         probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s

@@ -1,4 +1,4 @@
-"""The ``static`` backend: servers that somebody else started, listed in a Prometheus ``file_sd`` document.
+"""The ``static`` backend: servers that run already, listed in a Prometheus ``file_sd`` document.
 
     - targets: ["10.0.0.7:8000"]
       labels: {service: chat, role: colocated, replica: chat-0, model: qwen, node: gpu-a, gpu_indices: "0,1"}

@@ -34,7 +34,7 @@ _SAMPLE = re.compile(rf"^({'|'.join(_SPELLINGS)})(?:\{{([^}}]*)\}})?[ \t]+(\S+)"
 _LEVELS = {'sleep_state="weights_offloaded"': 1, 'sleep_state="discard_all"': 2}
 
 
-# Statuses by which a server says that it does not know a route, or what is asked of it.
+# Statuses of a server that does not know a route, or a parameter of it.
 _UNSUPPORTED = frozenset({400, 404, 405})
 
 
@@ -102,7 +102,7 @@ class VllmClient:
             raise VllmError(f"/health answers {status}", status=status)
 
     async def is_sleeping(self, address: str) -> bool | None:
-        """What /is_sleeping says; None when the server has no such route."""
+        """The answer of /is_sleeping; None when the server has no such route. Raises ``VllmError``."""
         status, page = await self._call("GET", address, "/is_sleeping", timeout_s=self._probe_timeout_s)
         if status == 404:
             return None

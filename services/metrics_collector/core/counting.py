@@ -33,7 +33,7 @@ _PROMPT = COUNTER_COLUMN[Counter.PROMPT_TOKENS] - FIRST_COUNTER
 
 
 class Counted(NamedTuple):
-    """``increases`` (n, columns), never negative nor NaN; the new ``levels``; who ``fell`` without a restart, (n,)."""
+    """``increases`` (n, columns), never negative nor NaN; new ``levels``; which servers ``fell`` without a restart."""
 
     increases: Floats
     levels: Floats

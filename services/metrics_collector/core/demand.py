@@ -88,7 +88,7 @@ def front_door_windows(board: DemandBoard, window: Window, *, collector: str, ex
                 start_us=to_microseconds(window.start_s),
                 end_us=to_microseconds(window.end_s),
                 reported_replicas=list(heard),
-                # Gateways come and go under new names; a silent one is missed only when nobody else speaks.
+                # Gateways come and go under new names; a silent one is missed only when no other reports.
                 missing_replicas=[] if heard else sorted(gateways),
                 signals=[
                     *(SignalSums(signal, rate, reported) for signal, rate in zip(_ARRIVALS, rates, strict=True)),

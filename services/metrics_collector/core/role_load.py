@@ -1,6 +1,6 @@
 """What gateways have open at each replica, and when it last answered: summed over gateways, shared by collectors.
 
-These counts alone distinguish a replica that has work and does not move from an idle one: their pages may look the same.
+These counts alone distinguish a replica that has work and does not move from an idle one; both may have the same page.
 Its time without an answer begins at the later of its last answer and the moment at which it got work after having none:
 an hour without work is no hour without an answer.
 

@@ -17,7 +17,7 @@ SPREADS = (MOST_SPREAD / 8, MOST_SPREAD / 4, MOST_SPREAD / 2, MOST_SPREAD)
 SCRAPES_PER_S = 500.0
 """So many are begun in a second, where the interval has room for it."""
 PLACES = 100
-"""So many moments of an interval are told apart: what is due together costs one wake-up, not one each."""
+"""The number of distinct moments in an interval: scrapes that are due together cost one wake-up, not one each."""
 
 
 def phase(target_id: str) -> float:

@@ -36,7 +36,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedSlice:
-    """What a window of a slice brings. ``still`` (n,): targets whose counters stand, or who sleep."""
+    """What a window of a slice brings. ``still`` (n,): targets whose counters do not move, or that sleep."""
 
     expected_replicas: ExpectedReplicas
     role_windows: list[RoleWindow]

@@ -257,7 +257,7 @@ class Archive:
         return merged
 
     async def samples(self, key: RoleKey) -> dict[str, pb.ReplicaSample]:
-        """Replica → its newest sample as stored, whoever wrote it, by name. An unreadable one is passed over."""
+        """Replica → its newest sample as stored, of any collector, by name. An unreadable one is skipped."""
         place = keys.latest_samples(key.service, role_name(key))
         reply = cast("dict[bytes, bytes]", await self._store.redis.hgetall(place))
         return _samples({name.decode(): reply[name] for name in sorted(reply)}, place=place)

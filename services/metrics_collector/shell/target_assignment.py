@@ -56,7 +56,7 @@ class TargetAssignment:
         return self._elsewhere
 
     def update(self, everything: Mapping[str, Target]) -> None:
-        """The targets of all sources, of every collector, by id. Those that are gone are given up before this returns."""
+        """The targets of all sources, of every collector, by id. Those that are gone are given up before it returns."""
         self.everything = everything
         self.settled()
 

@@ -149,7 +149,7 @@ def check_columns(cluster: str, columns: NodeColumns) -> None:
         raise InventoryError(f"cluster {cluster}: column nodes has an empty entry in row {columns.nodes.index('')}")
     rows = zip(columns.nodes, columns.gpu_types, columns.gpus, columns.free_gpu_masks, strict=True)
     for row, (node, gpu_type, gpus, mask) in enumerate(rows):
-        # Of servers that somebody else started the type may not be known, and then nothing can be placed beside them.
+        # The GPU type of given servers may not be known; then nothing can be placed beside them.
         if mask and not gpu_type:
             raise InventoryError(f"cluster {cluster}: column gpu_types has an empty entry in row {row}, with free GPUs")
         if not 0 <= gpus <= MAX_GPUS_PER_NODE:

@@ -118,10 +118,11 @@ async def test_a_sleep_is_believed_only_from_is_sleeping(serve: Callable, client
     assert "POST /sleep?level=2&mode=wait" in server.calls
 
 
-async def test_a_server_with_work_is_left_alone(serve: Callable, client: VllmClient) -> None:
+@pytest.mark.parametrize("running", [8, 1])
+async def test_a_server_with_work_is_left_alone(serve: Callable, client: VllmClient, running: int) -> None:
     """Case 22: /sleep at running = 8 would abort all eight with a 200."""
     server = OldVllm()
-    server.running = 8
+    server.running = running
     outcome = await Doer(client)(ActionKind.SLEEP, await serve(server.handle))
     assert (outcome.ok, outcome.busy) == (False, True)
     assert not any("/sleep" in call for call in server.calls)
