@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -103,7 +104,7 @@ def _until_broken(
         while left and len(under_way) < jobs:
             index = left.popleft()
             try:
-                under_way[pool.submit(_in_worker, items[index])] = index
+                under_way[_submit(pool, items[index])] = index
             except BrokenProcessPool:
                 suspects.append(index)
                 break
@@ -123,11 +124,40 @@ def _until_broken(
 
 def _alone(pool: ProcessPoolExecutor, item: T) -> Outcome[R]:
     try:
-        return pool.submit(_in_worker, item).result()
+        return _submit(pool, item).result()
     except BrokenProcessPool:
         return Outcome(None, "its process died without a word; a common cause is too little memory (try fewer --jobs)")
     except Exception as error:  # noqa: BLE001 - what cannot be pickled comes out here as anything
         return Outcome(None, error_line(error))
+
+
+def _submit(pool: ProcessPoolExecutor, item: T) -> Future[Outcome[Any]]:
+    with _interrupted_afterwards():
+        return pool.submit(_in_worker, item)
+
+
+@contextlib.contextmanager
+def _interrupted_afterwards() -> Generator[None]:
+    """Defers SIGINT and SIGTERM to the end of the block, in the main thread.
+
+    The first item starts the workers. One that an exception cuts off between its start and its registration would be
+    known to nobody: it would never be terminated, and the pool would wait for it for ever.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    deferred = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in deferred:
+        signal.signal(number, lambda received, _frame: came.append(received))
+    try:
+        yield
+    finally:
+        for number, handler in deferred.items():
+            signal.signal(number, handler)
+        for received in dict.fromkeys(came):
+            signal.raise_signal(received)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from trimtab.api.actuator.v1 import actuator_pb2
 from trimtab.api.common.v1 import types_pb2
+from trimtab.api.policy.v1 import policy_pb2
 from trimtab.domain.member import MemberKey
 from trimtab.domain.time import optional_timestamp, seconds_of
 from trimtab.domain.vocabulary import Role
@@ -46,9 +47,8 @@ class Floor:
 class PoolSettings:
     """The settings of a pool that its cluster's actuator uses.
 
-    A field has one name in `PoolSpec`, here, and in the messages `PoolState` (of the actuator's API) and
-    `PoolRecord` (of its store); `settings_in` carries it from one to the next. `residence_s` counts with `prewarm`
-    alone: a service that received capacity is no donor for that time.
+    A field stands under one name in `PoolSpec`, here, and in the message `PoolSettings`, in which it travels and is
+    stored. `residence_s` counts with `prewarm` alone: a service that received capacity is no donor for that time.
     """
 
     drain_timeout_s: float
@@ -58,11 +58,30 @@ class PoolSettings:
 
 
 _SETTINGS = tuple(item.name for item in fields(PoolSettings))
+_FLAT = frozenset(actuator_pb2.PoolState.DESCRIPTOR.fields_by_name)
 
 
 def settings_in(source: object) -> dict[str, Any]:
-    """The fields of `PoolSettings` by name, as a spec, a message or another value has them."""
+    """The fields of `PoolSettings` by name, as a spec or another value has them."""
     return {name: getattr(source, name) for name in _SETTINGS}
+
+
+def _settings_to_proto(settings: PoolSettings) -> dict[str, Any]:
+    """Fields of `PoolState`: the settings, and those that older releases look for beside them."""
+    known = settings_in(settings)
+    flat = {name: value for name, value in known.items() if name in _FLAT}
+    return {**flat, "settings": policy_pb2.PoolSettings(**known)}
+
+
+def _settings_from_proto(message: actuator_pb2.PoolState) -> dict[str, Any]:
+    """The settings that a message has; sleep level 0 means 1."""
+    source: Any = message.settings if message.HasField("settings") else message
+    known = {
+        at.name: getattr(source, at.name)
+        for at in source.DESCRIPTOR.fields
+        if at.name in _SETTINGS and (not at.has_presence or source.HasField(at.name))
+    }
+    return {**known, "sleep_level": known["sleep_level"] or 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +133,7 @@ def desired_to_proto(desired: DesiredPool) -> actuator_pb2.PoolState:
         decision_id=desired.decision_id,
         replica_revision=desired.replica_revision,
         expire_time=optional_timestamp(desired.expires_s),
-        **settings_in(desired),
+        **_settings_to_proto(desired),
     )
 
 
@@ -137,7 +156,7 @@ def desired_from_proto(message: actuator_pb2.PoolState) -> DesiredPool:
         decision_id=message.decision_id,
         replica_revision=message.replica_revision,
         expires_s=seconds_of(message.expire_time) if message.HasField("expire_time") else None,
-        **{**settings_in(message), "sleep_level": message.sleep_level or 1},
+        **_settings_from_proto(message),
     )
 
 

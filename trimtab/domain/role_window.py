@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import sub
 from typing import NamedTuple
@@ -73,14 +74,18 @@ def role_number(role: Role | None) -> types_pb2.Role.ValueType:
     return types_pb2.ROLE_UNSPECIFIED if role is None else types_pb2.Role.ValueType(role.number)
 
 
+# The windows of a round share their ends; a message copies what it is given.
+_stamp = lru_cache(maxsize=64)(timestamp_of_microseconds)
+
+
 def role_window_to_proto(window: RoleWindow) -> pb.RolePartial:
     """The message of a window."""
     return pb.RolePartial(
         collector=window.collector,
         service=window.service,
         role=role_number(window.role),
-        window_start=timestamp_of_microseconds(window.start_us),
-        window_end=timestamp_of_microseconds(window.end_us),
+        window_start=_stamp(window.start_us),
+        window_end=_stamp(window.end_us),
         replica_revisions=window.replica_revisions,
         reported_replicas=window.reported_replicas,
         missing_replicas=window.missing_replicas,

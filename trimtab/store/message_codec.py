@@ -41,6 +41,7 @@ from trimtab.store.message_fields import (
     Entry,
     Form,
     Formed,
+    Inside,
     Items,
     LeafField,
     LeafList,
@@ -70,7 +71,8 @@ class Rules:
     ``ids``: for each type in a repeated field, the fields that tell its elements apart. ``names``: by type, fields that
     are stored under another name. ``only_stored``: by full name of a message, fields that values do not have.
     ``only_value``: by type, fields that are not stored (they need a default). ``others``: by type, the map of messages
-    that keeps fields without one of their own, by name (they need a default too). ``forms``: types with own codecs.
+    that keeps fields without one of their own, by name (they need a default too). ``within``: by type, the message that
+    has such fields instead. ``forms``: types with own codecs.
     """
 
     ids: Mapping[type, tuple[str, ...]] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Rules:
     only_stored: Mapping[str, frozenset[str]] = field(default_factory=dict)
     only_value: Mapping[type, frozenset[str]] = field(default_factory=dict)
     others: Mapping[type, str] = field(default_factory=dict)
+    within: Mapping[type, str] = field(default_factory=dict)
     forms: Mapping[type, Form] = field(default_factory=dict)
 
 
@@ -160,23 +163,31 @@ class Compiler:
         omitted = self.rules.only_value.get(value_type, frozenset())
         hints = {name: hint for name, hint in hints.items() if name not in omitted}
         stored = descriptor.fields_by_name
-        others = stored[self.rules.others[value_type]] if value_type in self.rules.others else None
         wanted = {names.get(name, name): name for name in hints}
-        spare = set(stored) - set(wanted) - self.rules.only_stored.get(descriptor.full_name, frozenset())
         lacking = set(wanted) - set(stored)
-        if others is not None:
-            spare, lacking = spare - {others.name}, set()
+        spare = set(stored) - set(wanted) - self.rules.only_stored.get(descriptor.full_name, frozenset())
+        holder = self.rules.others.get(value_type) or self.rules.within.get(value_type)
+        inner: Mapping[str, FieldDescriptor] = {}
+        if holder is not None:
+            spare.discard(holder)
+        if value_type in self.rules.others:
+            lacking = set()
+        elif holder is not None:
+            inner = stored[holder].message_type.fields_by_name
+            lacking, spare = lacking - set(inner), spare | (set(inner) - set(wanted))
         problems = [f"{value_type.__name__}.{wanted[at]} has no field {at}" for at in sorted(lacking)]
         problems += [f"{descriptor.full_name}.{at} has no field in {value_type.__name__}" for at in sorted(spare)]
         if problems:
             raise SchemaMismatch(f"{place}: {'; '.join(problems)}")
         for name, hint in hints.items():
-            at = names.get(name, name)
-            if at in stored or others is None:
-                yield name, at, self._field(hint, stored[at], f"{place}.{name}")
+            at, inside = names.get(name, name), f"{place}.{name}"
+            if at in stored or holder is None:
+                yield name, at, self._field(hint, stored[at], inside)
+            elif at in inner:
+                yield name, at, Inside(holder, inner[at], self._field(hint, inner[at], inside))
             else:
-                value = others.message_type.fields_by_name["value"].message_type
-                yield name, at, Entry(others.name, at, self.message(hint, value, f"{place}.{name}"))
+                value = stored[holder].message_type.fields_by_name["value"].message_type
+                yield name, at, Entry(holder, at, self.message(hint, value, inside))
 
     def leaf(self, hint: Any, at: FieldDescriptor, place: str) -> Leaf:
         """Between a type and a scalar."""

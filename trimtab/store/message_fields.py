@@ -193,6 +193,25 @@ class Entry:
         return self.converter.read(entries[self.key], path) if self.key in entries else ABSENT
 
 
+@dataclass(frozen=True)
+class Inside:
+    """A field that stands in a message within; where that, or an optional field of it, is absent it has its default."""
+
+    name: str
+    field: FieldDescriptor
+    accessor: Accessor
+
+    def write(self, value: Any, message: Any) -> None:
+        inner = getattr(message, self.name)
+        inner.SetInParent()
+        self.accessor.write(value, inner)
+
+    def read(self, message: Any, path: str) -> Any:
+        inner = getattr(message, self.name)
+        known = message.HasField(self.name) and (not self.field.has_presence or inner.HasField(self.field.name))
+        return self.accessor.read(inner, path) if known else ABSENT
+
+
 @dataclass
 class Struct:
     """A dataclass or NamedTuple: the fields of a message by name."""

@@ -8,6 +8,7 @@ from actuator.core.model import Gateway, GroupOutcome
 from actuator.core.placement_exchange import group_requests
 from trimtab.api.actuator.v1 import actuator_pb2 as pb
 from trimtab.api.common.v1 import types_pb2
+from trimtab.api.policy.v1 import policy_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2
 from trimtab.domain.placement import placement_from_proto
 from trimtab.domain.pool import desired_from_proto
@@ -42,9 +43,11 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
         for i, item in enumerate(state.overlay):
             _check_overlay_replica(v, f"overlay[{i}]", item)
         v.require("budget_gpus", state.budget_gpus > 0, "must be at least 1")
-        v.finite_number("drain_timeout_s", state.drain_timeout_s, minimum=0, maximum=3600)
-        v.finite_number("residence_s", state.residence_s, minimum=0, maximum=86_400)
-        v.require("sleep_level", state.sleep_level <= 2, "must be 1 or 2; 0 means 1")
+        if state.HasField("settings"):
+            with v.below("settings"):
+                _check_settings(v, state.settings)
+        else:
+            _check_settings(v, state)
         for i, floor in enumerate(state.floors):
             with v.below(f"floors[{i}]"):
                 v.identifier("service", floor.service)
@@ -55,6 +58,12 @@ def parse_pool_state(request: pb.ApplyPoolStateRequest) -> PoolRequest:
     _fencing(v, request.fencing, given=request.HasField("fencing"))
     v.raise_if_any()
     return PoolRequest(desired=desired_from_proto(state), writer=request.fencing.writer, token=request.fencing.token)
+
+
+def _check_settings(v: Violations, settings: policy_pb2.PoolSettings | pb.PoolState) -> None:
+    v.finite_number("drain_timeout_s", settings.drain_timeout_s, minimum=0, maximum=3600)
+    v.finite_number("residence_s", settings.residence_s, minimum=0, maximum=86_400)
+    v.require("sleep_level", settings.sleep_level <= 2, "must be 1 or 2; 0 means 1")
 
 
 def parse_gateway(request: pb.AcknowledgeEndpointsRequest, *, lease_until_s: float, newest_revision: int) -> Gateway:

@@ -44,7 +44,8 @@ _RULES = Rules(
         Step: ("replica", "kind"),
         Floor: ("service", "role"),
         GroupOutcome: ("group",),
-    }
+    },
+    within={Pool: "settings"},
 )
 REPLICA = RecordKind(
     name="replica",

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from metrics_collector.core.window import Ends, Window, ends, peaks, time_averag
 from trimtab.api.common.v1 import types_pb2
 from trimtab.domain.signals import AVERAGES, RATES, Counter, Gauge, Signal
 
-SIGNAL_COLUMN: Mapping[Signal, int] = MappingProxyType({name: column for column, name in enumerate(Signal)})
+SIGNAL_COLUMN: Mapping[Signal, int] = {name: column for column, name in enumerate(Signal)}
 """The columns of ``ReplicaWindows.values``: every signal, in the order of the wire's numbers."""
 _RATE_SIGNALS = [SIGNAL_COLUMN[name] for name in RATES]
 # Where each stands in a ring. Computed prompt tokens count when they flow, not when the page counts them.

@@ -196,19 +196,13 @@ class RoleSums(NamedTuple):
 
     def signal(self, name: Signal) -> SignalSums:
         """What is added to one signal."""
+        sums, weights, maxima, reports, resets, stale, warming = self
         column = SIGNAL_COLUMN[name]
-        reported = self.reported[column]
-        beside = column in _BESIDE_PAGES
-        return SignalSums(
-            name,
-            self.sums[column],
-            reported,
-            self.maxima[column] if reported and column != _HIT_RATIO else None,
-            self.weights[column],
-            0 if beside else self.stale,
-            0 if beside else self.reset[column],
-            0 if beside else self.warming,
-        )
+        reported = reports[column]
+        maximum = maxima[column] if reported and column != _HIT_RATIO else None
+        if column in _BESIDE_PAGES:
+            return SignalSums(name, sums[column], reported, maximum, weights[column])
+        return SignalSums(name, sums[column], reported, maximum, weights[column], stale, resets[column], warming)
 
 
 def _sums(

@@ -67,7 +67,7 @@ async def make_fleet(http, free_ports, quick_profile: Profile) -> AsyncIterator[
 
     async def make(scenario: Scenario | None = None, **settings: object) -> FleetAt:
         nodes = [Node(node="node-0", gpu_type="A100-40GB", gpus=4), Node(node="node-1", gpu_type="H100-80GB", gpus=2)]
-        settings.setdefault("server_port_base", free_ports(1)[0])
+        settings.setdefault("server_port_base", free_ports(16)[0])
         fleet = Fleet(Inventory(nodes=nodes), {"quick": quick_profile}, FleetSettings(**settings))  # type: ignore[arg-type]
         runner = web.AppRunner(make_admin_app(fleet, scenario), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
@@ -418,7 +418,7 @@ def get_json(url: str) -> dict:
 
 
 def test_the_command_serves_says_when_ready_and_ends_on_sigterm(free_ports, tmp_path: Path) -> None:
-    admin, base = free_ports(2)
+    admin, base, *_ = free_ports(16)
     ready = tmp_path / "ready"
     process = fleet_process(
         "--port", str(admin), "--server-port-base", str(base), "--ready-file", str(ready), "--bring-up-scale", "0"

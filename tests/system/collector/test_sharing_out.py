@@ -8,6 +8,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -103,17 +104,29 @@ async def servers(vllm_page) -> AsyncIterator[Servers]:
     await made.stop()
 
 
+class Closed(NamedTuple):
+    """What one spell of a target has counted up to a window's end."""
+
+    spell: int
+    total: float
+
+
 class Ledger:
-    """What the collectors have written: of each target and each spell under one collector, the increase."""
+    """What the collectors have written: of each target and each spell under one collector, the increase.
+
+    A spell begins when a collector takes the target up. One that ends and begins anew between two writes is two: the
+    table counts from zero again.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.tables: dict[str, SeriesTable] = {}
         self.notes = 0
-        self.closed: dict[int, dict[str, float | None]] = {}
-        self.pending: dict[str, dict[str, float | None] | None] = {}
+        self.closed: dict[int, dict[str, Closed]] = {}
+        self.pending: dict[str, dict[str, Closed | None] | None] = {}
         self.own: dict[str, frozenset[str]] = {}
-        self._spell: Tally[tuple[str, str]] = Tally()
-        self._last: dict[str, frozenset[str]] = {}
+        self._spells: Tally[tuple[str, str]] = Tally()
+        self._spell: dict[int, dict[str, int]] = {}
+        self._kept: list[SeriesTable] = []
         self._written: dict[tuple[str, str, int], float] = {}
         scrape, write, read_back = _Collector._scrape, Archive.write, Archive._read_back
         close = SeriesTable.close
@@ -123,12 +136,19 @@ class Ledger:
             found = close(table, target_ids, window)
             # What is written is what stood here then: pages that come before the write are the next round's.
             closed = ledger.closed.setdefault(id(table), {})
-            closed.update({name: table.total(name, Counter.DECODE_TOKENS) for name in target_ids if name in table})
+            spell = ledger._spell.get(id(table), {})
+            closed.update(
+                {
+                    name: Closed(spell[name], table.total(name, Counter.DECODE_TOKENS) or 0.0)
+                    for name in target_ids
+                    if name in table and name in spell
+                }
+            )
             return found
 
         def noted_scrape(collector, targets, seeds):
             name = collector._settings.collector_name
-            ledger.tables[name] = collector._scraper.table
+            ledger.takes_up(name, collector._scraper.table, frozenset(targets))
             ledger.own[name] = frozenset(targets)
             scrape(collector, targets, seeds)
 
@@ -153,13 +173,21 @@ class Ledger:
         patch.setattr(Archive, "write", noted_write)
         patch.setattr(Archive, "_read_back", noted_read_back)
 
-    def note(self, name: str, totals: dict[str, float | None]) -> None:
+    def takes_up(self, name: str, table: SeriesTable, targets: frozenset[str]) -> None:
+        if self.tables.get(name) is not table:
+            self.tables[name] = table
+            # Tables are told apart by their ids.
+            self._kept.append(table)
+        before = self._spell.get(id(table), {})
+        self._spells.update((name, target) for target in targets - before.keys())
+        self._spell[id(table)] = {target: before.get(target, self._spells[name, target]) for target in targets}
+
+    def note(self, name: str, totals: dict[str, Closed | None]) -> None:
         self.notes += 1
-        for target in totals.keys() - self._last.get(name, frozenset()):
-            self._spell[name, target] += 1
-        self._last[name] = frozenset(totals)
-        for target, total in totals.items():
-            self._written[name, target, self._spell[name, target]] = total or 0.0
+        for target, closed in totals.items():
+            # One that was seeded and never closed here has brought nothing.
+            spell, total = closed if closed is not None else (self._spells[name, target], 0.0)
+            self._written[name, target, spell] = total
 
     def reported(self) -> dict[str, float]:
         sums: dict[str, float] = {}

@@ -6,7 +6,7 @@ from typing import Any
 from actuator.core.model import Pool as StoredPool
 from policy_engine.core.pool.desired import desired_pool
 from trimtab.api.actuator.v1 import actuator_pb2
-from trimtab.api.store.v1 import actuator_pb2 as store_pb2
+from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.resources import POOL, SERVICE_POLICY
 from trimtab.config.specs import PoolSpec
 from trimtab.domain.pool import PoolSettings, desired_from_proto, desired_to_proto, settings_in
@@ -15,13 +15,20 @@ SETTINGS: dict[str, Any] = {"drain_timeout_s": 7.0, "sleep_level": 2, "prewarm":
 """None is a default."""
 
 
-def test_every_setting_stands_under_its_name_in_spec_wire_and_store() -> None:
+def test_every_setting_stands_under_its_name_in_spec_and_message() -> None:
     names = {item.name for item in fields(PoolSettings)}
-    assert names == SETTINGS.keys()
+    assert SETTINGS.keys() <= names
     assert names <= PoolSpec.model_fields.keys()
-    for message in (actuator_pb2.PoolState, store_pb2.PoolRecord):
-        assert names <= set(message.DESCRIPTOR.fields_by_name)
+    assert names == set(policy_pb2.PoolSettings.DESCRIPTOR.fields_by_name)
     assert names <= {item.name for item in fields(StoredPool)}
+
+
+def test_older_releases_are_understood_and_understand() -> None:
+    told = desired_to_proto(desired_from_proto(actuator_pb2.PoolState(pool="p", **SETTINGS)))
+    assert {name: getattr(told, name) for name in SETTINGS} == SETTINGS
+    assert {name: getattr(told.settings, name) for name in SETTINGS} == SETTINGS
+    told.drain_timeout_s = 1.0
+    assert desired_from_proto(told).drain_timeout_s == SETTINGS["drain_timeout_s"]
 
 
 def test_what_a_pool_s_resource_says_is_what_its_actuator_is_told() -> None:

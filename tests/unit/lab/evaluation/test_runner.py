@@ -128,6 +128,59 @@ def test_an_interrupt_ends_the_workers_without_a_traceback(tmp_path, everybody):
     assert not _is_there(process.pid)
 
 
+CUT_OFF = """
+import multiprocessing.popen_spawn_posix as spawning, os, pathlib, signal, sys, time
+from lab.evaluation.runner import run_all
+from trimtab.cli.signals import ended_by_sigterm
+
+launch = spawning.Popen._launch
+
+def launch_and_be_ended(self, process):
+    # The worker is up, and its starter has not taken note of it yet.
+    launch(self, process)
+    if "2" in process.name:
+        while not all(pathlib.Path(f"up-{number}").exists() for number in (1, 2)):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+class Work:
+    def __call__(self, item):
+        time.sleep(600)
+
+    def __setstate__(self, state):
+        number = 2 if pathlib.Path("up-1").exists() else 1
+        pathlib.Path(f"up-{number}").touch()
+
+    def __getstate__(self):
+        return {"some": "state"}
+
+if __name__ == "__main__":
+    spawning.Popen._launch = launch_and_be_ended
+    with ended_by_sigterm():
+        run_all(Work(), [1, 2, 3], jobs=2)
+"""
+
+
+def test_a_worker_is_ended_though_the_run_was_ended_while_it_started(tmp_path):
+    script = tmp_path / "cut_off.py"
+    script.write_text(CUT_OFF)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        start_new_session=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
+    try:
+        assert process.wait(timeout=60) == 143
+        give_up = time.monotonic() + 30
+        while _is_there(process.pid) and time.monotonic() < give_up:
+            time.sleep(0.02)
+        assert not _is_there(process.pid)
+    finally:
+        if _is_there(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def _is_there(group: int) -> bool:
     try:
         os.killpg(group, 0)

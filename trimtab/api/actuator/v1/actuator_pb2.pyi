@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from trimtab.api.common.v1 import types_pb2 as _types_pb2
+from trimtab.api.policy.v1 import policy_pb2 as _policy_pb2
 from trimtab.api.scheduler.v1 import scheduler_pb2 as _scheduler_pb2
 import builtins as _builtins
 import sys
@@ -519,6 +520,7 @@ class PoolState(_message.Message):
     SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
     PREWARM_FIELD_NUMBER: _builtins.int
     RESIDENCE_S_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     state_revision: _builtins.int
     """Grows with every change; an actuator ignores one it has and refuses an older one."""
@@ -527,6 +529,7 @@ class PoolState(_message.Message):
     replica_revision: _builtins.int
     """Replica revision of this cluster that the decision rests on."""
     drain_timeout_s: _builtins.float
+    """Fields 10 to 13 are those of `settings`, which count when it is absent: for releases that do not know it."""
     sleep_level: _builtins.int
     """1 keeps the weights in host memory, 2 does not."""
     prewarm: _builtins.bool
@@ -545,6 +548,10 @@ class PoolState(_message.Message):
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """Refused after it; absent: never."""
 
+    @_builtins.property
+    def settings(self) -> _policy_pb2.PoolSettings:
+        """What the pool's resource says."""
+
     def __init__(
         self,
         *,
@@ -561,10 +568,11 @@ class PoolState(_message.Message):
         sleep_level: _builtins.int = ...,
         prewarm: _builtins.bool = ...,
         residence_s: _builtins.float = ...,
+        settings: _policy_pb2.PoolSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awake", b"awake", "budget_gpus", b"budget_gpus", "decision_id", b"decision_id", "drain_timeout_s", b"drain_timeout_s", "expire_time", b"expire_time", "floors", b"floors", "overlay", b"overlay", "pool", b"pool", "prewarm", b"prewarm", "replica_revision", b"replica_revision", "residence_s", b"residence_s", "sleep_level", b"sleep_level", "state_revision", b"state_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awake", b"awake", "budget_gpus", b"budget_gpus", "decision_id", b"decision_id", "drain_timeout_s", b"drain_timeout_s", "expire_time", b"expire_time", "floors", b"floors", "overlay", b"overlay", "pool", b"pool", "prewarm", b"prewarm", "replica_revision", b"replica_revision", "residence_s", b"residence_s", "settings", b"settings", "sleep_level", b"sleep_level", "state_revision", b"state_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -783,6 +783,39 @@ class PoolSpec(_message.Message):
 Global___PoolSpec: _TypeAlias = PoolSpec  # noqa: Y015
 
 @_typing.final
+class PoolSettings(_message.Message):
+    """What a pool's resource says that the actuator of its cluster goes by: fields of PoolSpec under their names. One with a
+    default other than zero is `optional`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAIN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    PREWARM_FIELD_NUMBER: _builtins.int
+    RESIDENCE_S_FIELD_NUMBER: _builtins.int
+    drain_timeout_s: _builtins.float
+    sleep_level: _builtins.int
+    prewarm: _builtins.bool
+    residence_s: _builtins.float
+    """With `prewarm`; else 0."""
+    def __init__(
+        self,
+        *,
+        drain_timeout_s: _builtins.float = ...,
+        sleep_level: _builtins.int = ...,
+        prewarm: _builtins.bool = ...,
+        residence_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_timeout_s", b"drain_timeout_s", "prewarm", b"prewarm", "residence_s", b"residence_s", "sleep_level", b"sleep_level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolSettings: _TypeAlias = PoolSettings  # noqa: Y015
+
+@_typing.final
 class PoolRules(_message.Message):
     """Rules of the arbiter beyond the plain ones, each switchable. docs/token-service-share.md has them with their defaults."""
 

@@ -16,6 +16,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from trimtab.api.common.v1 import types_pb2 as _types_pb2
+from trimtab.api.policy.v1 import policy_pb2 as _policy_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -386,6 +387,7 @@ class PoolRecord(_message.Message):
     SETTLED_REVISION_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     OPERATION_ID_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     schema: _builtins.int
     pool: _builtins.str
     state_revision: _builtins.int
@@ -408,6 +410,10 @@ class PoolRecord(_message.Message):
     def floors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolFloor]: ...
     @_builtins.property
     def effective_awake(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def settings(self) -> _policy_pb2.PoolSettings:
+        """Settings without a field of their own above."""
+
     def __init__(
         self,
         *,
@@ -427,10 +433,11 @@ class PoolRecord(_message.Message):
         settled_revision: _builtins.int = ...,
         checksum: _builtins.int = ...,
         operation_id: _builtins.str = ...,
+        settings: _policy_pb2.PoolSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awake", b"awake", "budget_gpus", b"budget_gpus", "checksum", b"checksum", "decision_id", b"decision_id", "drain_timeout_s", b"drain_timeout_s", "effective_awake", b"effective_awake", "floors", b"floors", "operation_id", b"operation_id", "overlay", b"overlay", "pool", b"pool", "prewarm", b"prewarm", "residence_s", b"residence_s", "schema", b"schema", "settled_revision", b"settled_revision", "sleep_level", b"sleep_level", "state_revision", b"state_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awake", b"awake", "budget_gpus", b"budget_gpus", "checksum", b"checksum", "decision_id", b"decision_id", "drain_timeout_s", b"drain_timeout_s", "effective_awake", b"effective_awake", "floors", b"floors", "operation_id", b"operation_id", "overlay", b"overlay", "pool", b"pool", "prewarm", b"prewarm", "residence_s", b"residence_s", "schema", b"schema", "settings", b"settings", "settled_revision", b"settled_revision", "sleep_level", b"sleep_level", "state_revision", b"state_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
