@@ -141,7 +141,7 @@ def _interrupted_afterwards() -> Generator[None]:
     """Defers SIGINT and SIGTERM to the end of the block, in the main thread.
 
     The first item starts the workers. One that an exception cuts off between its start and its registration would be
-    known to nobody: it would never be terminated, and the pool would wait for it for ever.
+    unknown to the pool: it would never be terminated, and the pool would wait for it without end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
 """The control plane's own cores on virtual time: hours of a fleet in seconds, decided by the code that production runs.
 
-`result` is what a run leaves behind, whoever decided; evaluations read nothing else.
+`result` holds the outcome of a run with any controller; evaluations read nothing else.
 """

@@ -2,9 +2,9 @@
 
 One cluster, one gateway, one pool or several. The core is stepped when something happened (a new desired state, the
 end of an action, an acknowledgement, a replica that became empty), when the time of a step has come and, while an
-operation is under way, as often as the real one looks at servers that an operation works on. Limits: looks are always
-fresh and nothing is stored, so that crashes of the actuator are for its own tests; a server whose memory is taken when
-it starts is not there, where a real one waits.
+operation is under way, as often as the real one probes servers that an operation works on. Limits: probes are always
+fresh and nothing is stored, so crashes of the actuator are tested by its own tests only; a server whose memory is taken
+when it starts is absent, where a real one waits.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ RECONCILE_S = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActuatorPace:
-    """How quickly things are noticed, as in the real actuator's settings."""
+    """Delays of observation, as in the real actuator's settings."""
 
     look_s: float = 0.25
     """Between looks at servers that an operation works on."""
     acknowledge_s: float = 0.02
-    """Until the gateway has applied an endpoint set and said so."""
+    """Until the gateway has applied an endpoint set and acknowledged it."""
     answer_s: float = 0.0
     """What a sleep, a wake and a canary token take beside the server's own time: the call, and a look at its end."""
     again_s: float | None = None
@@ -63,8 +63,8 @@ class ActuatorPace:
 class VirtualActuator:
     """One cluster's actuator. `nodes` and `specs` are what the cluster has; servers of all specs must exist.
 
-    `profiles` are those of servers that it may create, by name. `on_created` and `on_deleted` hear of servers that
-    come and go, `on_change` of the end of operations.
+    `profiles` are those of servers that it may create, by name. `on_created` and `on_deleted` are called for servers
+    that come and go, `on_change` at the end of operations.
     """
 
     def __init__(
@@ -229,8 +229,8 @@ class VirtualActuator:
             listed[name] = Listed(
                 spec=placed.spec, placement=placed.placement, address=f"virtual://{name}", run_state=run_state
             )
-            # A server is only asked for what somebody looks at: requests where their end is waited for, queue and
-            # cache where a release may leave too much to those who stay.
+            # A server is only probed for what is used: requests where their end is waited for, queue and
+            # cache where a release may leave too much load to the replicas that stay.
             counts = server.awake and (everybody or name in worked_on)
             in_flight = self.servers.in_flight(name) if counts else 0
             guards = server.awake and (everybody or (server.service, server.role) in guarded)

@@ -1,6 +1,6 @@
-"""Engines on one virtual clock, advanced by whatever happens next.
+"""Engines on one virtual clock, advanced by the next event.
 
-A heap knows before when no request can end in each engine; nothing is done for engines to which nothing happens, so
+A heap holds for each engine a time before which no request can end; nothing is done for engines without an event, so
 the work of a run grows with its requests, not with replicas times iterations. What arrives at the moment an iteration
 ends takes part in the next one, and is routed as if that iteration were still under way.
 """
@@ -21,11 +21,11 @@ OnFinished = Callable[[int, FinishedRequest], None]
 
 
 class EngineClock:
-    """Lets engines end requests, and calls that were asked for happen, in order of time.
+    """Processes the ends of requests and scheduled calls in order of time.
 
-    What happens inside an engine without ending a request is done when somebody looks at the engine or a request can
-    end. Until then a lower bound stands for it: more work never makes an iteration shorter, so requests that came
-    since can only delay the end that was planned, and a request of n tokens takes n iterations at the least.
+    What happens inside an engine without ending a request is computed when the engine is read or a request can end.
+    Until then a lower bound is kept: more work never makes an iteration shorter, so requests that came since can only
+    delay the planned end, and a request of n tokens takes n iterations at the least.
     """
 
     def __init__(self, on_finished: OnFinished) -> None:
@@ -60,7 +60,7 @@ class EngineClock:
             heapq.heappush(self._due, (bound_s, index))
 
     def at(self, index: int, now_s: float) -> EventEngine:
-        """An engine in its state at `now_s`, to be looked at; who changes it says so with `touched`."""
+        """An engine in its state at `now_s`, to be read; a caller that changes it calls `touched`."""
         self._catch_up(index, now_s)
         return self.engines[index]
 

@@ -1,6 +1,6 @@
-"""Who decides over a pool on virtual time: what a controller is shown each tick, and how its wish is carried out.
+"""Controllers of a pool on virtual time: their input each tick, and how their decision is carried out.
 
-`PoolDesk` stands between a controller and the actuator: it keeps the desired state and publishes changes of it.
+`PoolDesk` is between a controller and the actuator: it keeps the desired state and publishes changes of it.
 `ShareController` runs the policy engine's core with it, exactly as its shell does. Limits: the actuator always answers,
 and nothing is stored.
 """
@@ -45,7 +45,7 @@ from trimtab.domain.role_signals import FrontDoor, RoleSignals
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSample:
-    """What one awake server said when it was last scraped; rates are since the scrape before."""
+    """The values of one awake server at its last scrape; rates are since the scrape before."""
 
     running: int
     waiting: int
@@ -97,7 +97,7 @@ class Controller(Protocol):
     """Whether it looks at the collector's windows; they are not closed for one that does not."""
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
-        """Look, and ask the desk for what should change."""
+        """Observe, and request changes from the desk."""
         ...
 
     def ended(self, operation: Operation, now_s: float, desk: PoolDesk) -> None:
@@ -115,7 +115,7 @@ class PoolDesk:
     def __init__(
         self, pool: Pool, policies: Sequence[ServicePolicy], desired: DesiredPool, actuator: VirtualActuator
     ) -> None:
-        """`desired` is the state that the pool is born with."""
+        """`desired` is the state that the pool starts with."""
         self.pool = pool
         self.policies = tuple(policies)
         self.by_name = {policy.name: policy for policy in policies}
@@ -166,7 +166,7 @@ class PoolDesk:
         return operation
 
     def cancel(self, operation_id: str, reason: str) -> None:
-        """Ask for the roll-back of an operation."""
+        """Request the roll-back of an operation."""
         self._actuator.cancel(operation_id, reason)
 
     def replicas(self) -> tuple[Replica, ...]:
@@ -214,7 +214,7 @@ class ShareController:
         self.rules: dict[str, int] = {}
         """How often each rule moved capacity."""
         self.decisions: list[tuple[float, Draft]] = []
-        """Every decision worth a record, with its time."""
+        """Every recorded decision, with its time."""
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
         """One cycle of the engine."""

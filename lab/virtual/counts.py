@@ -1,9 +1,9 @@
-"""Autoscalers that answer with counts, in a pool: which replicas sleep and wake so that the counts come true.
+"""Autoscalers that answer with counts, in a pool: which replicas sleep and wake to reach the counts.
 
-A policy that knows nothing of GPUs says how many replicas each service should have. `choose_awake` turns that into an
-awake set: who is awake stays where it is as far as possible, the least loaded go, single-GPU replicas fill broken pairs
-first, and where a larger replica finds its GPUs scattered, small ones move out of its way. So no baseline loses to
-the placement of its replicas.
+A policy without knowledge of GPUs gives the number of replicas of each service. `choose_awake` turns that into an awake
+set: awake replicas stay as far as possible, the least loaded go to sleep, single-GPU replicas fill broken pairs first,
+and where a larger replica finds its GPUs scattered, small ones move out of its way. So no baseline loses by the
+placement of its replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tick = Callable[[FleetView], Desired]
 
 
 class CountController:
-    """A baseline on the pool. `tick` is asked every `period_s`; its counts need not fit, see `choose_awake`."""
+    """A baseline on the pool. `tick` is called every `period_s`; its counts need not fit, see `choose_awake`."""
 
     reads_windows = False
 
@@ -36,7 +36,7 @@ class CountController:
         self._since_s: float | None = None
 
     def tick(self, look: PoolLook, desk: PoolDesk) -> None:
-        """Ask for counts, and for the awake set that has them."""
+        """Compute counts, and request the awake set that has them."""
         if self._since_s is not None and look.now_s - self._since_s < self.period_s - 1e-6:
             return
         self._since_s = look.now_s
@@ -49,11 +49,11 @@ class CountController:
         try:
             desk.ask(awake)
         except Refused:
-            # The next tick asks again; the desk has counted it.
+            # The next tick requests it again; the desk has counted it.
             return
 
     def ended(self, operation: Operation, now_s: float, desk: PoolDesk) -> None:
-        """What did not succeed is taken back, so that the next tick sees it and asks again."""
+        """Undo what did not succeed, so that the next tick sees it and requests it again."""
         del now_s
         if operation.state is OperationState.SUCCEEDED:
             return

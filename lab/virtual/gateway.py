@@ -27,7 +27,7 @@ _PATIENT = RoutingLimits(max_held_per_service=10_000_000, max_hold_s=math.inf)
 
 
 class Demand(NamedTuple):
-    """What arrived for a service since it was last asked for, and what waits without a replica now."""
+    """The arrivals of a service since the last call, and the requests that wait without a replica now."""
 
     service: str
     arrivals: int

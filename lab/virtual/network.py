@@ -1,4 +1,4 @@
-"""Where replicas stand in the network, and what that does to the link that carries KV between them.
+"""Places of replicas in the network, and their effect on the link that carries KV between them.
 
 HeteroScale (challenge 2) measured that prefill and decode replicas under different switches have about 20 % less
 bandwidth for KV than under one; that is the default here.
@@ -23,7 +23,7 @@ class Place:
     cluster: str = "local"
 
     def shares_s1_with(self, other: Place) -> bool:
-        """Whether both stand under one S1 switch."""
+        """Whether both are under one S1 switch."""
         return (self.cluster, self.s2, self.s1) == (other.cluster, other.s2, other.s1)
 
 

@@ -1,11 +1,11 @@
 """The metrics collector's cores on virtual time: readings go in, the policy engine's signals come out.
 
-Readings are worked, windows closed, roles summed and merged by the code that production runs; only pages, sockets and
-the store are left out. Whoever drives it says when: one `scrape` every `interval_s` with the readings of all servers,
-sleepers included, one `report` of the front door, and `signals` for the newest window.
+Readings are processed, windows closed, roles summed and merged by the code that production runs; only pages, sockets
+and the store are left out. The caller sets the times: one `scrape` every `interval_s` with the readings of all servers,
+sleeping ones included, one `report` of the front door, and `signals` for the newest window.
 
-A window ends at the newest scrape, or so long after it as the caller says, and is as long as a live collector's.
-Sleepers count as little as they do there, and a server counts for rates from its second reading after it woke.
+A window ends at the newest scrape, or at a given time after it, and is as long as a live collector's. Sleeping servers
+count as they do there, and a server counts for rates from its second reading after it woke.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = "virtual"
 _SPARE_ROWS = 4
 
 Observed = tuple[dict[MemberKey, RoleSignals], dict[str, FrontDoor]]
-"""The newest window of roles, and of front doors by service; absent where nobody has observed anything."""
+"""The newest window of roles, and of front doors by service; absent where nothing was observed."""
 
 
 class VirtualCollector:

@@ -1,6 +1,6 @@
 """Replicas that come and go on virtual time: the pre-scheduler's core places them, the actuator's creates and deletes.
 
-A cycle looks at the actuator's nodes and replicas as they are now, plans on a tree made of them, and hands the actuator
+A cycle reads the actuator's nodes and replicas as they are now, plans on a tree made of them, and sends the actuator
 whole groups, exactly as the pre-scheduler's shell does with its clusters; there is one cluster here and no store.
 """
 
@@ -59,7 +59,7 @@ class PlacingActuator(VirtualActuator):
         )
 
     def place(self, groups: Sequence[GroupPlacement], *, inventory_revision: int) -> ClusterWrite:
-        """Hand over what a cycle wants; which groups were refused, and why."""
+        """Apply the result of a cycle; the groups that were refused, and why."""
         request = PlacementRequest(
             groups=group_requests(groups),
             inventory_revision=inventory_revision,
@@ -80,7 +80,7 @@ class PlacingActuator(VirtualActuator):
         return ClusterWrite(refused={item.group: item.detail for item in answer.results if not item.accepted})
 
     def inventory(self) -> ClusterInventory:
-        """The cluster's nodes with their free GPUs, and its replicas, as the pre-scheduler asks for them."""
+        """The cluster's nodes with their free GPUs, and its replicas, as the pre-scheduler reads them."""
         return cluster_inventory(
             CLUSTER,
             inventory_revision=self.state.meta.inventory_revision,
@@ -95,7 +95,7 @@ class PreScheduler:
 
     def __init__(self, actuator: PlacingActuator) -> None:
         self.denied = 0
-        """Cycles in which a request was not served as asked."""
+        """Cycles in which a request was not served in full."""
         self._actuator = actuator
         self._backoffs: dict[str, Backoff] = {}
 

@@ -39,12 +39,12 @@ _COUNTED = {StepKind.WAKE: "wakes", StepKind.RELEASE: "releases"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPace:
-    """How far from the end of a window things are done that are done at its end by default, as between processes."""
+    """Delays after the end of a window, at which all is done by default, as between processes."""
 
     scrape_s: float = 0.0
     """So long before it servers are read."""
     report_s: float = 0.0
-    """So long before it gateways say what arrived; not longer than `scrape_s`."""
+    """So long before it gateways report arrivals; not longer than `scrape_s`."""
     turn_s: float = 0.0
     """So long after it the controller has its turn."""
 
@@ -55,7 +55,7 @@ class WindowPace:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSetup:
-    """A pool and everything that is true of it whoever decides. `profiles` has one for each member's `profile` name."""
+    """A pool and all that does not depend on its controller. `profiles` has one for each member's `profile` name."""
 
     pool: Pool
     policies: tuple[ServicePolicy, ...]
@@ -74,7 +74,7 @@ class PoolSetup:
     timeline_s: float = 5.0
 
     def with_awake(self, counts: Mapping[str, int]) -> PoolSetup:
-        """The same pool with other counts at its birth, by service."""
+        """The same pool with other counts at its start, by service."""
         members = tuple(
             member.model_copy(update={"initial_awake": counts.get(member.service, member.initial_awake)})
             for member in self.pool.spec.members
@@ -104,7 +104,7 @@ class PoolRun:
         self.serving = Serving(
             self.gateway, self.servers, self.collector, services=services, timeline_s=setup.timeline_s
         )
-        # Who is to sleep is placed first: an awake server leaves no room for another that is awake.
+        # Servers that are to sleep are placed first: an awake server leaves no room for another that is awake.
         for placed in sorted(specs, key=lambda placed: (placed.replica in awake, placed.replica)):
             self.servers.place(
                 placed.replica,
@@ -209,7 +209,7 @@ class PoolRun:
             self._draw(now_s, look)
 
     def _follow(self, now_s: float) -> None:
-        """Tell the controller what came of its operations."""
+        """Pass the outcomes of its operations to the controller."""
         ended = self.actuator.operations_ended
         while self._seen_ends < len(ended):
             operation = ended[self._seen_ends]

@@ -71,7 +71,7 @@ def waiting_shown(engine: EventEngine, gauges: EngineGauges) -> int:
 class EngineRecorder:
     """Keeps what a server counts beside its engine; it takes over the engine's `gaps` and `first_tokens`.
 
-    Tell it of every request that ended, aborted ones included; `asleep` is the server's state.
+    The caller reports every request that ended, aborted ones included; `asleep` is the server's state.
     """
 
     __slots__ = ("_engine", "_frozen", "_histograms", "_row", "asleep")
@@ -105,7 +105,7 @@ class EngineRecorder:
         histograms[Latency.E2E].observe(max(0.0, finished.finished_s - finished.arrival_s))
 
     def reading(self, now_s: float) -> Reading:
-        """What the server's page would say at `now_s`, up to which the engine must have been advanced."""
+        """The values of the server's page at `now_s`, up to which the engine must have been advanced."""
         if self.asleep and self._frozen is not None:
             return self._frozen
         engine, row = self._engine, self._row

@@ -20,8 +20,8 @@ Ints = NDArray[np.int64]
 class RequestColumns:
     """One row per request of the trace, in order of arrival. Times are seconds from the trace's start.
 
-    `first_token_s` and `finished_s` are NaN for a request that was lost or that the run's end cut off; `lost` tells the
-    two apart. Latencies are what a client sees: waiting at the gateway and being reissued count.
+    `first_token_s` and `finished_s` are NaN for a request that was lost or that the run's end cut off; `lost`
+    distinguishes the two. Latencies are what a client sees: waiting at the gateway and being reissued count.
     """
 
     services: tuple[str, ...]
@@ -68,7 +68,7 @@ class RequestColumns:
 
 
 class TimelinePoint(NamedTuple):
-    """One role at one tick of the policy. `z` is None where the policy has none, or it cannot be told."""
+    """One role at one tick of the policy. `z` is None where the policy has none, or it is not known."""
 
     at_s: float
     service: str
@@ -90,7 +90,7 @@ class RunResult:
     requests: RequestColumns
     timeline: Sequence[TimelinePoint] = ()
     duration_s: float
-    """From the trace's start to its last arrival; what rates are reckoned over."""
+    """From the trace's start to its last arrival: the duration by which rates are computed."""
     gpu_hours: float
     """GPU time of replicas that were not asleep."""
     energy_kwh: float | None = None

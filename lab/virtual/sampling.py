@@ -62,7 +62,7 @@ class Tally:
 
 
 class Sampler:
-    """What every awake server says, scrape by scrape."""
+    """The values of every awake server, scrape by scrape."""
 
     def __init__(self) -> None:
         self._looks: dict[str, tuple[float, EngineGauges]] = {}
@@ -91,7 +91,7 @@ class Sampler:
 def sample_of(
     gauges: EngineGauges, before: EngineGauges, elapsed_s: float, *, kv_blocks: int, waiting_kv_blocks: int
 ) -> ReplicaSample:
-    """What an awake server says now; rates since the look before, none at the first one."""
+    """The values of an awake server now; rates since the last sample, none at the first one."""
     rates: dict[str, float] = {}
     if elapsed_s > 0:
         generated = gauges.generated_tokens - before.generated_tokens

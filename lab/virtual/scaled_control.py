@@ -1,6 +1,6 @@
-"""Who decides how many replicas a scaled service should have on virtual time, and what they are shown.
+"""Controllers of the number of replicas of a scaled service on virtual time, and their input.
 
-`ProportionalController` runs the policy engine's core for scaled services as its shell does. `ScaledCounts` asks a
+`ProportionalController` runs the policy engine's core for scaled services as its shell does. `ScaledCounts` calls a
 baseline. Both answer with absolute counts; the pre-scheduler and the actuator do the rest.
 """
 
@@ -82,7 +82,7 @@ class ProportionalController:
 
 
 class ScaledCounts:
-    """A baseline on the roles of one service. `tick` is asked after every scrape and keeps its own period."""
+    """A baseline on the roles of one service. `tick` is called after every scrape and keeps its own period."""
 
     reads_windows = False
 
@@ -93,7 +93,7 @@ class ScaledCounts:
         self._wanted = dict(first)
 
     def tick(self, look: ScaledLook) -> Mapping[Role, int]:
-        """Ask for counts."""
+        """Request counts."""
         roles = tuple(self._role(look, spec.role) for spec in self.policy.spec.roles)
         desired = self._ask(FleetView(now_s=look.now_s, roles=roles))
         self._wanted = {key.role: count for key, count in desired.items()}

@@ -38,7 +38,7 @@ BRING_UP_S = 3600.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledSetup:
-    """A service and everything that is true of it whoever decides. `first` are the replicas that it starts with."""
+    """A service and everything that does not depend on its controller. `first` are the replicas that it starts with."""
 
     policy: ServicePolicy
     nodes: tuple[Node, ...]
@@ -48,7 +48,7 @@ class ScaledSetup:
     window_s: float = 5.0
     scrape_s: float = 1.0
     cycle_s: float = 5.0
-    """Between two cycles of the pre-scheduler over requests that stand; a new request is served at once."""
+    """Between two cycles of the pre-scheduler over pending requests; a new request is served at once."""
     limits: Limits = dataclasses.field(default_factory=Limits)
     pace: ActuatorPace = dataclasses.field(default_factory=ActuatorPace)
     timeline_s: float = 10.0

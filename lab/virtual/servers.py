@@ -1,7 +1,7 @@
 """Simulated vLLM servers on virtual time: they start, sleep, wake and serve, with the times of their profiles.
 
 A server that starts or wakes claims an awake server's memory on its GPUs and is refused where that is not free. Sleep
-is refused while requests run, as the actuator asks for it only when none do. Limits: sleep level 1; start-ups do not
+is refused while requests run, as the actuator requests it only when none do. Limits: sleep level 1; start-ups do not
 slow each other down.
 """
 
@@ -25,7 +25,7 @@ J_PER_KWH = 3.6e6
 
 
 class ServerState(enum.StrEnum):
-    """What the process does; whether gateways may use it is the actuator's to say."""
+    """The state of the process; the actuator decides whether gateways may use it."""
 
     STARTING = "starting"
     AWAKE = "awake"
@@ -176,7 +176,7 @@ class VirtualServers:
     def energy_kwh(self, duration_s: float) -> float | None:
         """Idle power of every GPU for `duration_s`, and the rest of its power for the time its arithmetic took.
 
-        For a pool, whose GPUs are its own whoever sleeps. None where the power of a GPU type is not known.
+        For a pool, whose GPUs stay its own while servers sleep. None where the power of a GPU type is not known.
         """
         gpu_types = {gpu: server.profile.gpu_type for server in self.by_index for gpu in server.gpus}
         arithmetic_j = self._arithmetic_j()

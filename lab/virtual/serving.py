@@ -37,7 +37,7 @@ class Serving:
         """From the trace's begin to its end; 0 before that."""
         self.tallies = {name: Tally() for name in services}
         self.samples: dict[str, ReplicaSample] = {}
-        """What every awake server said at the last look."""
+        """The values of every awake server at the last observation."""
         self._sampler = Sampler()
         self._timeline_s = timeline_s
         self._drawn_s = -timeline_s
@@ -103,7 +103,7 @@ class Serving:
             )
 
     def traffic(self, now_s: float) -> dict[str, ServiceTraffic]:
-        """Every service's traffic since this was last asked."""
+        """Every service's traffic since the last call."""
         return {service: tally.close(now_s) for service, tally in self.tallies.items()}
 
     def point_due(self, now_s: float) -> bool:

@@ -19,7 +19,7 @@ from trimtab.domain.vocabulary import Role
 
 
 class StagedGateway(VirtualGateway):
-    """`places` says where each node stands. Colocated replicas are served as by `VirtualGateway`."""
+    """`places` has each node's place. Colocated replicas are served as by `VirtualGateway`."""
 
     def __init__(self, services: Sequence[str], places: Mapping[str, Place], *, on_empty: Callable[[], None]) -> None:
         """`on_empty` is called when the last request has left a hidden prefill replica."""

@@ -181,7 +181,7 @@ class _Split:
             decode_places=[Place(s1="s1-1" if self.cross_switch else "s1-0")] * self.decode_replicas,
         )
         records = fleet.run(workload(self.service, rate_rps=rate_rps, requests=self.requests, seed=self.seed))
-        # The first fifth fills an empty fleet and says nothing about its steady state.
+        # The first fifth fills an empty fleet and is no part of its steady state.
         steady = np.argsort(records.arrival_s)[len(records) // 5 :]
         ttft_s = records.ttft_s[steady]
         gaps_s = (records.e2e_s[steady] - ttft_s) / np.maximum(1, records.output_tokens[steady] - 1)

@@ -1,4 +1,4 @@
-"""What became of each request of a run, in columns, and what is said about a whole run."""
+"""The outcome of each request of a run, in columns, and figures of a whole run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from trimtab.domain.pool import DesiredPool, settings_in
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRequest:
-    """A desired pool state as it came in, and who sent it under which fencing token."""
+    """A desired pool state as it came in, its writer and the writer's fencing token."""
 
     desired: DesiredPool
     writer: str

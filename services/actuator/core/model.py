@@ -1,6 +1,6 @@
 """What the actuator knows, as frozen records: replicas, pools, operations, gateways.
 
-Everything here is plain data; ``actuator.shell.records`` says how it is stored. Times are seconds on the store's clock.
+Everything here is plain data; ``actuator.shell.records`` stores it. Times are seconds on the store's clock.
 What is only observed (in-flight counts, health) is in ``actuator.core.world`` and is never stored.
 """
 
@@ -42,7 +42,7 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a replica is. Never changes during its life; a model that is not known is filled in once its server says."""
+    """The spec of a replica. It never changes; a model that is not known is filled in once its server reports it."""
 
     replica: str
     service: str
@@ -58,7 +58,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a replica lives. `gpu_indices` ascend; empty where its GPUs have no index that is known here."""
+    """Where a replica runs. `gpu_indices` ascend; empty where its GPUs have no index that is known here."""
 
     node: str
     gpu_indices: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedSpec:
-    """What a replica is, and where it lives or is to live."""
+    """A replica's spec, and where it runs or is to run."""
 
     spec: Spec
     placement: Placement
@@ -104,7 +104,7 @@ class PlacedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """A server was asked to sleep so deep, first at that time, and what came of it is not known."""
+    """A server was requested to sleep at this level, first at this time; the outcome is not known."""
 
     level: int
     since_s: float
@@ -127,10 +127,10 @@ class Replica:
     # Its first, slow sleep is behind it. A server that was started anew has that before it again.
     slept_once: bool = False
     # At which level it sleeps, or slept last and has not been woken by us since. 0 when it has not, or when it was
-    # found asleep and neither it nor its pool says.
+    # found asleep and neither it nor its pool has the level.
     sleep_level: int = 0
-    # It may fall asleep at any time. Written before its server is asked, so whoever works on the replica next knows;
-    # while it stands, nothing shows the replica.
+    # It may fall asleep at any time. Written before the call to its server, so that a later step on the replica knows;
+    # until it is cleared, the replica is not made routable.
     told_to_sleep: Told | None = None
     # The drain deadline has passed: gateways reissue what they can continue elsewhere.
     evicting: bool = False
@@ -146,7 +146,7 @@ class Replica:
 
     @cached_property
     def placed(self) -> PlacedSpec:
-        """What it is, and where it lives."""
+        """Its spec and its placement."""
         return PlacedSpec(spec=self.spec, placement=self.placement)
 
     @property
@@ -178,7 +178,7 @@ class Step:
     asked: ActionKind | None = None
     attempts: int = 0
     not_before_s: float = 0.0
-    # Who serves on in its role since the replica was hidden, and how many requests waited there then.
+    # The replicas of its role that go on serving since it was hidden, and how many requests waited there then.
     stay: tuple[str, ...] = ()
     waiting_before: int | None = None
     # Since when a gateway has been missing that knows of it; 0 while none is.
@@ -227,7 +227,7 @@ class Operation:
     steps: tuple[Step, ...] = ()
     detail: str = ""
     cancelled: bool = False
-    # Its steps are reckoned when these operations have ended.
+    # Its steps are computed when these operations have ended.
     waits_for: tuple[str, ...] = ()
 
     @property
@@ -280,7 +280,7 @@ class Pool(PoolSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """A gateway's lease and what it last said. Only the name is stored: after a restart all must speak again."""
+    """A gateway's lease and last acknowledgement. Only its name is stored; after a restart it must repeat it."""
 
     gateway: str
     lease_until_s: float
@@ -307,7 +307,7 @@ class Meta:
     replica_revision: int = 0
     inventory_revision: int = 0
     operation_counter: int = 0
-    # Digest of the node table that `inventory_revision` stands for.
+    # Digest of the node table of `inventory_revision`.
     inventory_digest: str = ""
     # Highest fencing token seen, by writer.
     fencing: Mapping[str, int] = field(default_factory=dict)
@@ -324,13 +324,13 @@ class State:
     operations: Mapping[str, Operation] = field(default_factory=dict)
     gateways: Mapping[str, Gateway] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)
-    # Records of the store that this release cannot read; they stand in none of the above.
+    # Records of the store that this release cannot read; they are in none of the above.
     refused: tuple[RefusedRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Every time-out and bound in one place. Seconds unless the name says otherwise."""
+    """Every time-out and bound in one place. Seconds unless the name has another unit."""
 
     starting_s: float = 600.0
     reactivating_s: float = 60.0
@@ -339,9 +339,9 @@ class Limits:
     default_drain_s: float = 30.0
     # How long a deletion waits, after its drain deadline, for requests that cannot be continued elsewhere.
     pinned_wait_s: float = 60.0
-    # The same for a release of a pool: somebody waits for the GPUs and had better look for another donor.
+    # The same for a release of a pool: another service waits for the GPUs and should get another donor.
     release_wait_s: float = 10.0
-    # A gateway that lives and does not confirm for so long that a replica is hidden: the release is given up.
+    # How long a live gateway may take to confirm that a replica is hidden; then the release is given up.
     acknowledge_s: float = 10.0
     # A release is taken back when the queue of the replicas that stay grows by so many requests each,
     guard_waiting_growth: float = 8.0

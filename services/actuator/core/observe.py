@@ -25,7 +25,7 @@ _GONE = "the backend does not list it"
 
 def observe(d: Transaction) -> None:
     """Brings every record up to what was seen."""
-    # What is held has somebody to answer for it, too: its record says who, when it can be read again.
+    # A held replica counts as owned, too: its record names the owner, once it can be read again.
     claimed = d.claimed().keys() | d.held_replicas()
     if d.world.listed is not None:
         for name in sorted(d.world.listed):
@@ -105,7 +105,7 @@ def _adopt(d: Transaction, listed: Listed) -> None:
     if listed.run_state is RunState.EXITED:
         d.move(replica, LifeCycle.FAILED, "its process has ended")
     elif probe is not None and not probe.healthy and listed.run_state is RunState.RUNNING:
-        # One of ours that runs and listens to nobody is taken for one that comes up: it may be waiting for memory.
+        # One made here that runs and does not listen counts as starting: it may be waiting for memory.
         if not (probe.refused and _made_here(listed)):
             found = LifeCycle.FAILED if probe.refused else LifeCycle.UNKNOWN
             d.move(replica, found, probe.error or "does not answer")

@@ -1,7 +1,7 @@
 """Memory of the GPUs of a node as its DCGM exporter shows it: the measurement that a wake waits for.
 
-A GPU of which a page does not say the memory is not there: what was not measured is not free. What a page shows is as
-old as the exporter's own interval, thirty seconds unless it is told otherwise (``gpu_exporter_interval_s``).
+A GPU whose memory a page lacks is left out: memory that was not measured does not count as free. Values of a page are
+as old as the exporter's own interval, thirty seconds unless ``gpu_exporter_interval_s`` is set otherwise.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ _RECENT_OPERATIONS = 50
 
 
 class _Hubs:
-    """The hubs of one reign; closing it ends every stream."""
+    """The hubs of one leader term; closing it ends every stream."""
 
     def __init__(self, publisher: "Publisher") -> None:
         self.closed = asyncio.Event()

@@ -73,7 +73,7 @@ class RegistryRouting:
     # What is written
 
     def to_store(self, new: State, token: int) -> Sequence[tuple[Argument, ...]]:
-        """The services that changed and the head; everything in a new reign, or where it is not known what stands."""
+        """The services that changed and the head; everything in a new term, or where the stored set is not known."""
         self._writing = None
         names, old = services_of(new), self._standing
         if old is not None and (old.revision, old.reign, old.names) == (new.meta.endpoint_revision, token, names):

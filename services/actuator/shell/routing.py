@@ -22,7 +22,7 @@ from trimtab.store.lease import Argument
 
 
 class Routing(Protocol):
-    """What the controller asks of a routing adapter.
+    """The interface of a routing adapter, as the controller uses it.
 
     Each step: ``look``, the core decides on what was ``heard``, ``to_store`` with the new state, ``stored``, ``show``.
     """

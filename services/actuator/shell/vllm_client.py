@@ -2,7 +2,7 @@
 
 What differs between releases (measured, see docs/actuator.md): the sleep routes answer 404 unless the server runs
 with ``VLLM_SERVER_DEV_MODE=1``; releases up to 0.25 answer ``/sleep`` with an empty body and check nothing, so a sleep
-is believed only from ``/is_sleeping``; that is true after ``/pause`` too, which ``engine_sleep_state`` tells apart;
+is confirmed only by ``/is_sleeping``; that is true after ``/pause`` too, which ``engine_sleep_state`` distinguishes;
 gauges are frozen while asleep. ``mode`` is a newer parameter of ``/sleep``: a release that does not know it ignores it.
 """
 
@@ -128,19 +128,19 @@ class VllmClient:
         return parse_gauges(page)
 
     async def sleep(self, address: str, *, level: int, timeout_s: float) -> None:
-        """Asks for sleep; only for a server with nothing in flight.
+        """Request sleep; only for a server with nothing in flight.
 
         ``mode=wait`` lets a request end that came after the count. Releases without a mode abort it, with status 200.
         """
         await self._post(address, f"/sleep?level={level}&mode=wait", timeout_s=timeout_s)
 
     async def wake_up(self, address: str, *, level: int, timeout_s: float) -> None:
-        """Asks for everything to come back from sleep of that level; also resumes a pause.
+        """Wake the server from sleep of that level; also resumes a pause.
 
-        Level 2 has thrown the weights away: their memory comes first, then they are loaded in place, then the KV cache,
-        whose blocks were reckoned with other memory. A call that was cut short may be made again: until its last part
-        the server says that it sleeps. What somebody else had it answer without its weights is computed again, and its
-        blocks are dropped: releases from about 0.12 on know `reset_running_requests` and say whether they did it.
+        Level 2 has discarded the weights: their memory comes first, then they are loaded in place, then the KV cache,
+        whose blocks were computed with other memory. A call that was cut short may be repeated: until its last part
+        the server reports that it sleeps. Requests that other clients sent while it had no weights are computed again,
+        and their blocks are dropped: releases from about 0.12 on know `reset_running_requests` and report its success.
         """
         if level < LEVEL_WITHOUT_WEIGHTS:
             await self._post(address, "/wake_up", timeout_s=timeout_s)

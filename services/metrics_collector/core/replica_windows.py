@@ -1,4 +1,4 @@
-"""What each replica did in a window, as columns over all replicas that were asked for."""
+"""Each replica's values in a window, as columns over all requested replicas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from trimtab.domain.signals import AVERAGES, RATES, Counter, Gauge, Signal
 SIGNAL_COLUMN: Mapping[Signal, int] = {name: column for column, name in enumerate(Signal)}
 """The columns of ``ReplicaWindows.values``: every signal, in the order of the wire's numbers."""
 _RATE_SIGNALS = [SIGNAL_COLUMN[name] for name in RATES]
-# Where each stands in a ring. Computed prompt tokens count when they flow, not when the page counts them.
+# The index of each in a ring. Computed prompt tokens count when they flow, not when the page counts them.
 _RATE_COLUMNS = [FLOWED if counter is Counter.PREFILL_TOKENS else COUNTERS.index(counter) for counter in RATES.values()]
 _AVERAGE_SIGNALS = [SIGNAL_COLUMN[name] for name in AVERAGES]
 _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
@@ -26,7 +26,7 @@ _AWAKE = GAUGE_COLUMN[Gauge.AWAKE]
 class HistogramIncreases(NamedTuple):
     """Cumulative buckets and sums of some replicas, all of ``schema``: columns as in the schema behind its scalars.
 
-    ``positions`` (n,) ascend and say which replicas; ``increases`` (n, columns) are NaN where a latency has none.
+    ``positions`` (n,) ascend and index the replicas; ``increases`` (n, columns) are NaN where a latency has none.
     """
 
     schema: Schema
@@ -36,10 +36,10 @@ class HistogramIncreases(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaWindows:
-    """Columns, one entry per replica. What could not be told is NaN, and everything is where no page was read inside.
+    """Columns, one entry per replica. Unknown values are NaN; where no page was read inside, all are.
 
     ``values`` (n, len(Signal)); ``increases`` (n, len(COUNTERS) + 1) are counts between a replica's two rows, the last
-    of them the prompt tokens that flowed. Signals that no page tells are absent, and so are all those of a sleeper.
+    of them the prompt tokens that flowed. Signals that no page has are absent, and so are all those of a sleeping one.
     ``read``: a page was read inside. ``warming``: seen for less than the window. ``reset``: a counter fell inside it.
 
     Of the newest page, whenever it was read: its time, its running and waiting, and for how long nothing has moved.
@@ -72,7 +72,7 @@ class ReplicaWindows:
 def windows_of(
     servers: ServerRings, groups: Mapping[int, HistogramRings], places: Ints, window: Window
 ) -> ReplicaWindows:
-    """The windows of the servers in ``places``; -1 stands for one that is not known."""
+    """The windows of the servers in ``places``; -1 for one that is not known."""
     known = places >= 0
     order = (servers.head[places, None] + 1 + np.arange(servers.at_s.shape[1])) % servers.at_s.shape[1]
     at_s = np.where(known[:, None], servers.at_s[places[:, None], order], np.nan)
@@ -176,7 +176,7 @@ def _histograms(
             counted = group.counted[at_group[some][:, None], own_order[some]]
             increases[some] = _by_latency(group.schema, counted, at_s[positions[some]], window)
         found.append(HistogramIncreases(group.schema, positions, increases))
-    # Numbers tell the order in which schemas were first seen; results do not depend on it.
+    # Numbers follow the order in which schemas were first seen; results do not depend on it.
     return sorted(found, key=lambda item: item.schema.fingerprint)
 
 

@@ -1,4 +1,4 @@
-"""What one collector adds to its roles' windows: sums over counted replicas, never averages.
+"""One collector's part of its roles' windows: sums over counted replicas, never averages.
 
 A stuck replica has its page read and its values left out. One that sleeps is no capacity and is left out altogether,
 unless an actuator counts it as routable: then the two disagree and it is missing. Counts are as in
@@ -6,7 +6,7 @@ unless an actuator counts it as routable: then the two disagree and it is missin
 
 Ratios are sums with a weight: the KV usage weighs each replica once, the hit ratio its queries, the GPU exporter's
 ratios its GPUs. Requests that wait at sleepers weigh the sleepers: they are demand, whether a replica counts or not.
-What the GPU exporter says is as true of a stuck server, and has nothing to do with resets and warming.
+Values of the GPU exporter count for a stuck server too, and are independent of resets and warming.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ _GPU_COLUMNS = [SIGNAL_COLUMN[name] for name in GPU_SIGNALS]
 _KV = SIGNAL_COLUMN[Signal.KV_USAGE_RATIO]
 _HIT_RATIO = SIGNAL_COLUMN[Signal.PREFIX_HIT_RATIO]
 _SLEEPERS = SIGNAL_COLUMN[Signal.ASLEEP_LOAD]
-# What does not come from a replica's page is as good whatever its page is worth.
+# Values from other sources than a replica's page are valid whatever the state of its page.
 _BESIDE_PAGES = frozenset({*_GPU_COLUMNS, _SLEEPERS})
 # Ratios that are means over replicas.
 _MEANS = [SIGNAL_COLUMN[one] for one in PAGE_SIGNALS if one.is_ratio and one is not Signal.PREFIX_HIT_RATIO]
@@ -111,10 +111,10 @@ def replica_values(
 
 @dataclass(frozen=True, kw_only=True)
 class RoleColumns:
-    """What roles did in a window, before it is written down.
+    """Sums of roles in a window, before it is written.
 
-    ``seen`` (n,): counted replicas whose page was read; ``missing`` (n,): those that nobody could read. ``sums`` are by
-    role, ``latencies`` too where there are any.
+    ``seen`` (n,): counted replicas whose page was read; ``missing`` (n,): those whose page could not be read. ``sums``
+    are by role, ``latencies`` too where there are any.
     """
 
     seen: Bools
@@ -148,7 +148,7 @@ def role_windows(
 ) -> list[RoleWindow]:
     """The window of every role of ``expected_replicas``, in order. ``values`` are ``replica_values``.
 
-    ``replica_revisions`` is by cluster, as the actuators' last words had it.
+    ``replica_revisions`` is by cluster, as in the actuators' last messages.
     """
     if not expected_replicas.keys:
         return []
@@ -215,7 +215,7 @@ def _sums(
     live: Bools,
 ) -> list[RoleSums]:
     starts = expected_replicas.starts
-    # The hit ratio's parts are known even where a replica had no query; sleepers speak for themselves.
+    # The hit ratio's parts are known even where a replica had no query; signals of sleeping ones count for any replica.
     hits = windows.increases[:, COUNTERS.index(Counter.PREFIX_HITS)]
     queries = windows.increases[:, COUNTERS.index(Counter.PREFIX_QUERIES)]
     hits = np.where(np.isnan(queries), np.nan, np.minimum(hits, queries))

@@ -62,7 +62,7 @@ def _parsed(kind: ResourceKind[R, Any], message: Any, field: str) -> R:
 
 
 class Applier:
-    """The leader's hand on the catalog. Every change happens between two cycles of the engine."""
+    """The leader's changes of the catalog. Every change happens between two cycles of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -76,7 +76,7 @@ class Applier:
         only_if_absent: bool = False,
         assumed: ResourceSet | None = None,
     ) -> tuple[M, bool]:
-        """The resource as it stands afterwards, and whether it changed."""
+        """The resource as stored afterwards, and whether it changed."""
         parsed = _parsed(kind, given, kind.field)
         token = await self._token()
         async with self._engine.lock:
@@ -166,7 +166,7 @@ class Applier:
             raise _lost_race(error) from error
 
     async def _token(self) -> int:
-        """The fencing token. Waits a moment for a lease that nobody holds, as just after a start."""
+        """The fencing token. Waits briefly for a lease without a holder, as just after a start."""
         give_up = time.monotonic() + LEADER_WAIT_S
         while True:
             token = self._engine.lease.token

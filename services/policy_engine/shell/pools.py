@@ -44,7 +44,7 @@ class PoolReport:
 
 @dataclass
 class _Layout:
-    """The overlay that the resources ask for, made once per version of them and of the replicas that exist there."""
+    """The overlay of the resources, made once per version of them and of the replicas that exist there."""
 
     etags: tuple[tuple[str, str], ...] = ()
     residents: tuple[Resident, ...] = ()

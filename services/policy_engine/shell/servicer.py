@@ -133,7 +133,7 @@ class PolicyServicer:
         return await evaluate(self.engine, kind, name, request)
 
     async def GetStatus(self, request: policy_pb2.GetStatusRequest, context: Context) -> policy_pb2.GetStatusResponse:
-        """The last cycle's picture."""
+        """The state of the last cycle."""
         return status(self.engine)
 
     async def ListDecisions(
@@ -171,7 +171,7 @@ class PolicyServicer:
     async def ExplainDecision(
         self, request: policy_pb2.ExplainDecisionRequest, context: Context
     ) -> policy_pb2.ExplainDecisionResponse:
-        """One decision in words, and whether the core makes it again from its inputs."""
+        """One decision as text, and whether the core makes it again from its inputs."""
         violations = Violations()
         violations.bounded_string("decision_id", request.decision_id, max_length=64)
         violations.raise_if_any()

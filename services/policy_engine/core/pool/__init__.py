@@ -1,1 +1,1 @@
-"""Pools: who is pressed, who may give, and the one transition of a tick. Imports of `shared` alone."""
+"""Pools: members in need, donors, and the one transition of a tick. Imports of `shared` alone."""

@@ -53,7 +53,7 @@ def desired_pool(
 
 
 def _settings(pool: Pool) -> dict[str, Any]:
-    """What the actuator is told of the pool's spec; a residence that nothing goes by is none."""
+    """The settings of the pool's spec for the actuator; a residence time without use is 0."""
     settings = settings_in(pool.spec)
     return settings if pool.spec.prewarm else {**settings, "residence_s": 0.0}
 
