@@ -44,6 +44,18 @@ _QUERIES = COUNTER_COLUMN[Counter.PREFIX_QUERIES]
 _HITS = COUNTER_COLUMN[Counter.PREFIX_HITS]
 _PREFILL_SECONDS = COUNTER_COLUMN[Counter.PREFILL_SECONDS]
 _PREFILL_REQUESTS = COUNTER_COLUMN[Counter.PREFILL_REQUESTS]
+_COUNTED = (
+    _PREFILL,
+    _CACHED,
+    _PROMPT,
+    _DECODE,
+    _FINISHED,
+    _PREEMPTIONS,
+    _QUERIES,
+    _HITS,
+    _PREFILL_SECONDS,
+    _PREFILL_REQUESTS,
+)
 _ENDED_WELL = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -82,7 +94,10 @@ class EngineRecorder:
         engine.first_tokens = []
         self._engine = engine
         self._histograms = {latency: _Histogram(edges) for latency, edges in _EDGES}
-        self._row = [0.0] * SCALARS
+        # What is not counted here is absent, as on a page that lacks it.
+        self._row = [math.nan] * SCALARS
+        for column in _COUNTED:
+            self._row[column] = 0.0
         self._row[_START] = start_time_s
         self._frozen: Reading | None = None
         """What a sleeper has shown since it fell asleep."""
