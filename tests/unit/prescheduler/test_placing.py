@@ -374,3 +374,17 @@ def test_worked_example_of_the_docs(fleet) -> None:
     ]
     nodes = {item.service: sorted({new.node for group in item.groups for new in group.add}) for item in results}
     assert nodes == {"chat": ["n2", "n3"], "code": ["n0", "n1"], "draft": ["n4", "n5"], "late": []}
+
+
+def test_a_group_takes_no_gpu_of_another_domain_however_well_it_fits(fleet) -> None:
+    """The one free GPU of the other S2 is the tightest fit for prefill; decode fills a node of the first S2."""
+    nodes = [
+        ("s2-0", "s1-0", "n0", "H20", 8, 8),
+        ("s2-0", "s1-0", "n1", "H20", 8, 8),
+        ("s2-1", "s1-1", "n2", "H20", 8, 1),
+    ]
+    request = fleet.request(fleet.role(Role.PREFILL, 1, 1), fleet.role(Role.DECODE, 1, 8), affinity=TopologyLevel.S2)
+    (result,) = plan_one(fleet, nodes, request)
+    (group,) = result.groups
+    assert group.domain == "s2-0"
+    assert {item.node for item in group.add} == {"n0", "n1"}
