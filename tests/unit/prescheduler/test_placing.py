@@ -377,11 +377,11 @@ def test_worked_example_of_the_docs(fleet) -> None:
 
 
 def test_a_group_takes_no_gpu_of_another_domain_however_well_it_fits(fleet) -> None:
-    """The one free GPU of the other S2 is the tightest fit for prefill; decode fills a node of the first S2."""
+    """The one free GPU of the other S2 is the tightest fit for prefill; no S1 of the first S2 holds both roles."""
     nodes = [
         ("s2-0", "s1-0", "n0", "H20", 8, 8),
-        ("s2-0", "s1-0", "n1", "H20", 8, 8),
-        ("s2-1", "s1-1", "n2", "H20", 8, 1),
+        ("s2-0", "s1-1", "n1", "H20", 8, 8),
+        ("s2-1", "s1-2", "n2", "H20", 8, 1),
     ]
     request = fleet.request(fleet.role(Role.PREFILL, 1, 1), fleet.role(Role.DECODE, 1, 8), affinity=TopologyLevel.S2)
     (result,) = plan_one(fleet, nodes, request)
