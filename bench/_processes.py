@@ -40,7 +40,7 @@ class Measured:
 
 
 def free_port() -> int:
-    """A free port, below those that the system gives to clients."""
+    """A free port, below those that the system gives to clients. Raises RuntimeError when none is free."""
     for port in range(21_000 + os.getpid() % 5_000, 30_000):
         with socket.socket() as probe:
             try:

@@ -32,7 +32,10 @@ def put_out(
     as_json: bool,
     show: Callable[[Mapping[str, object]], None] | None = None,
 ) -> int:
-    """Print a report, by `show` where it is not to be JSON; 1 when a bar is missed, else 0."""
+    """Print a report, by `show` where it is not to be JSON; 1 when a bar is missed, else 0.
+
+    Raises TypeError for a report without bars.
+    """
     bars = report["bars"]
     if not isinstance(bars, list):
         raise TypeError("a report has a list of bars")

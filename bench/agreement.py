@@ -116,7 +116,10 @@ def live_servers(case: str, profile: Profile) -> list[LiveServer]:
 async def live(
     case: str, profile: Profile, trace: Sequence[TraceRequest], *, seconds: float, seed: int, folder: Path, port: int
 ) -> ReplayReport:
-    """The trace in real time, after a few requests that open connections."""
+    """The trace in real time, after a few requests that open connections.
+
+    Raises RuntimeError when one of those fails.
+    """
     async with live_fleet(
         folder,
         profile,

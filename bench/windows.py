@@ -69,7 +69,10 @@ def fleet(targets: int) -> list[Target]:
 
 
 def cost_us(count: int) -> dict[str, float]:
-    """CPU microseconds per target and round, by step, of the quickest round: a busy machine only makes them slower."""
+    """CPU microseconds per target and round, by step, of the quickest round: a busy machine only makes them slower.
+
+    Raises RuntimeError for an incomplete round.
+    """
     shape, dice, targets = schema(), random.Random(SEED), fleet(count)
     table = SeriesTable()
     for target in targets:

@@ -31,7 +31,8 @@ def _mask_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
 def configure_logging(service: str, *, level: str = "info", json: bool | None = None) -> None:
     """Send every log of this process to stderr, marked with ``service``.
 
-    ``level`` is debug, info, warning or error. ``json=None`` means JSON when stderr is no terminal.
+    ``level`` is debug, info, warning or error. ``json=None`` means JSON when stderr is no terminal. Raises ValueError
+    for an unknown level.
     """
     if level not in _LEVELS:
         raise ValueError(f"log level {level!r} is none of {', '.join(_LEVELS)}")

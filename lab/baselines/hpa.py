@@ -23,7 +23,7 @@ def replicas_for(
 
     None where no pod has the metric. Missing metrics count as the target where the rest would scale in, as 0 where it
     would scale out; pods that start count as 0 where it would scale out. If that turns the direction round, or leads
-    into the tolerance, nothing changes.
+    into the tolerance, nothing changes. Raises ValueError for a target that is not above 0.
     """
     if target <= 0:
         raise ValueError(f"target must be above 0, not {target}")

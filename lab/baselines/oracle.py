@@ -34,7 +34,10 @@ def demand_of(
     *,
     window_s: float = 10.0,
 ) -> dict[RoleKey, Demand]:
-    """Demand of each role, given the seconds of one replica that a request costs it."""
+    """Demand of each role, given the seconds of one replica that a request costs it.
+
+    Raises ValueError for a window without length.
+    """
     if not window_s > 0:
         raise ValueError(f"window_s must be above 0, not {window_s}")
     by_service: dict[str, list[RoleKey]] = {}

@@ -92,7 +92,8 @@ def coordinate_search(
     """One name after another: its best value with the others held, over and over until a round changes nothing.
 
     `start` (a baseline's defaults) is tried first, also where its values are not in the space. Finds a setting that no
-    single change improves, which may not be the best of all.
+    single change improves, which may not be the best of all. Raises ValueError when start and space have different
+    names.
     """
     _check(space, max_trials)
     unknown = sorted(set(start) ^ set(space))

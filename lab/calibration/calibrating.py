@@ -153,7 +153,10 @@ def calibrate_stages(
 def calibrate_observed(
     windows: Windows, slo: Slo, *, source: str, form: Form = Form.ANSWERS, role: Role = Role.COLOCATED
 ) -> Calibration:
-    """From recorded windows of one role: the first two thirds of each run are fitted to, the rest judges."""
+    """From recorded windows of one role: the first two thirds of each run are fitted to, the rest judges.
+
+    Raises `CalibrationError` where the form needs a length of answers that is not recorded.
+    """
     fit, judged = windows.split_in_time(FIT_SHARE)
     if form is Form.ANSWERS and not _knows_answers(fit, role):
         raise CalibrationError(

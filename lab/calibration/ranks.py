@@ -18,7 +18,7 @@ def ranks(values: Floats) -> Floats:
 
 
 def spearman(first: Floats, second: Floats) -> float | None:
-    """Correlation of the ranks; None when one of the two does not vary."""
+    """Correlation of the ranks; None when one of the two does not vary. Raises ValueError for different lengths."""
     if len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values cannot be paired")
     if len(first) < 2:
@@ -30,7 +30,10 @@ def spearman(first: Floats, second: Floats) -> float | None:
 
 
 def kendall(first: Floats, second: Floats) -> float | None:
-    """τ-b, by Knight's count of discordant pairs; None when one of the two does not vary."""
+    """τ-b, by Knight's count of discordant pairs; None when one of the two does not vary.
+
+    Raises ValueError for different lengths.
+    """
     if len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values cannot be paired")
     order = np.lexsort((second, first))

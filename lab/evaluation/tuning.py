@@ -128,7 +128,7 @@ class TunedPolicy(pydantic.BaseModel):
 
     @classmethod
     def of(cls, tuning: Tuning, tuned: Tuned) -> TunedPolicy:
-        """From a search that ended."""
+        """From a search that ended. Raises ValueError when its best setting has no cost."""
         if tuned.best.cost is None:
             raise ValueError("the best setting has no cost")
         return cls(

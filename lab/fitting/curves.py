@@ -64,7 +64,10 @@ def relative_error(predicted: Array, points: Points) -> float:
 
 
 def fit_roofline(points: Points) -> Roofline:
-    """The roofline of least mean relative error; the knee is searched among the points."""
+    """The roofline of least mean relative error; the knee is searched among the points.
+
+    Raises ValueError for fewer than three points.
+    """
     best: Roofline | None = None
     for knee in range(1, len(points.work) - 1):
         floor, floor_slope = fit_line(Points(points.work[:knee], points.seconds[:knee]))

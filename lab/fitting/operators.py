@@ -145,7 +145,7 @@ class OperatorTimes:
 
 @functools.cache
 def specification(perf: Path, system: str) -> dict[str, float]:
-    """Bandwidth in bytes a second, FLOPS and the like of one GPU, by its specification."""
+    """Bandwidth in bytes a second, FLOPS and the like of one GPU, by its specification. Raises TableError."""
     path = perf / "aiconfigurator" / f"system_{system}.yaml"
     if not path.is_file():
         raise TableError(f"{path}: no such specification")
@@ -294,7 +294,10 @@ def _experts_error(experts: _Experts, m: Array, seconds: Array) -> float:
 
 @functools.cache
 def read_experts(perf: Path, system: str, model: str, dtype: str, tensor_parallel: int) -> Points:
-    """Seconds of one expert layer against tokens, tokens spread by a power law; experts split over the GPUs."""
+    """Seconds of one expert layer against tokens, tokens spread by a power law; experts split over the GPUs.
+
+    Raises TableError without rows.
+    """
     found = {
         int(r["num_tokens"]): float(r["latency"]) / 1e3
         for r in rows(perf / "aiconfigurator" / "moe.csv.gz")

@@ -68,7 +68,7 @@ def _weights(grid: Array, value: float) -> Array:
 
 @functools.cache
 def read_gemm(perf: Path, system: str, dtype: str = "bfloat16") -> GemmTable:
-    """The GEMM table of one GPU system and precision."""
+    """The GEMM table of one GPU system and precision. Raises TableError."""
     found: dict[tuple[int, int, int], float] = {}
     for row in rows(perf / "aiconfigurator" / "gemm.csv.gz"):
         if row["system"] == system and row["gemm_dtype"] == dtype:
@@ -157,7 +157,7 @@ _VIDUR_GEMMS = ("attn_pre_proj_ms", "attn_post_proj_ms", "mlp_up_proj_ms", "mlp_
 
 
 def read_vidur(perf: Path, device: str, model: str, tensor_parallel: int) -> Points:
-    """One layer's matrix products against tokens."""
+    """One layer's matrix products against tokens. Raises TableError."""
     gemms = [
         (int(row["num_tokens"]), sum(float(row[name]) for name in _VIDUR_GEMMS) / 1e3)
         for row in rows(perf / "vidur" / "mlp_median_ms.csv.gz")
@@ -240,7 +240,7 @@ class BenchRequest:
 
 
 def read_bench(perf: Path, name: str) -> list[BenchRequest]:
-    """The requests of a recorded run of a real server, by arrival."""
+    """The requests of a recorded run of a real server, by arrival. Raises TableError."""
     path = perf / "llmservingsim" / f"bench_{name}_requests.jsonl.gz"
     if not path.is_file():
         raise TableError(f"{path}: no such table")

@@ -182,7 +182,10 @@ def _summed(
 
 
 def value_at(curve: Sequence[Window], signal: Signal, load: float) -> float:
-    """A signal at a load, on the line between steps. Latencies never fall with load: noise is taken out."""
+    """A signal at a load, on the line between steps. Latencies never fall with load: noise is taken out.
+
+    Raises ValueError for a signal without values.
+    """
     values = [window.values[signal] for window in curve]
     known = [(step, value) for step, value in zip(STEPS, values, strict=True) if value is not None]
     if not known:

@@ -52,7 +52,10 @@ def token_cost(profile: Profile, slo: Slo, *, seed: int = 1) -> TokenCost:
 
 
 def highest_rps(profile: Profile, slo: Slo, lengths: tuple[Lengths, Lengths], *, seed: int = 1) -> float:
-    """Requests a second at which one replica just keeps its SLO for `ATTAINMENT` of them."""
+    """Requests a second at which one replica just keeps its SLO for `ATTAINMENT` of them.
+
+    Raises ValueError where the lowest rate breaks it.
+    """
     low, high = _LOWEST_RPS, _HIGHEST_RPS
     if not _kept(profile, slo, lengths, low, seed):
         raise ValueError(f"{profile.name} does not keep its SLO at {low} requests a second")

@@ -329,7 +329,7 @@ def bars(evaluation: Evaluation) -> Sequence[Bar]:
 
 
 def suite(options: Options) -> Suite:
-    """The suite; a shorter `--duration` is the first part of the day."""
+    """The suite; a shorter `--duration` is the first part of the day. Raises `SuiteError` for one out of range."""
     duration_s = day.DURATION_S if options.duration_s is None else options.duration_s
     if not MIN_DURATION_S <= duration_s <= day.DURATION_S:
         raise SuiteError(f"--duration must be {MIN_DURATION_S:g} to {day.DURATION_S:g} s, not {duration_s:g}")

@@ -70,7 +70,7 @@ class VirtualGateway:
 
     @property
     def servers(self) -> VirtualServers:
-        """The servers; RuntimeError before `connect`."""
+        """The servers. Raises RuntimeError before `connect`."""
         if self._servers is None:
             raise RuntimeError("the gateway is not connected to servers")
         return self._servers

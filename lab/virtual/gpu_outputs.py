@@ -63,7 +63,7 @@ def gpu_outputs(
     power: GpuPower,
     gpus: int = 1,
 ) -> GpuOutputs:
-    """The outputs of an awake replica from two looks at its engine; ValueError for a window of no length."""
+    """The outputs of an awake replica from two observations of its engine. Raises ValueError for an empty window."""
     if window_s <= 0:
         raise ValueError(f"window_s must be positive, not {window_s!r}")
     computed_tps = (after.computed_tokens - before.computed_tokens) / window_s

@@ -28,7 +28,7 @@ class Place:
 
 
 def link_between(base: KvLink, source: Place, target: Place, *, cross_share: float = CROSS_SWITCH_SHARE) -> KvLink:
-    """The link between two places, `base` being the one under a common S1; ValueError for a share not in (0, 1]."""
+    """The link between two places; `base` is that under a common S1. Raises ValueError for a share beyond (0, 1]."""
     if not 0 < cross_share <= 1:
         raise ValueError(f"cross_share must be above 0 and at most 1, not {cross_share!r}")
     if source.shares_s1_with(target):

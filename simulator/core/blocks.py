@@ -59,7 +59,7 @@ class BlockPool:
         return private_blocks + idle_hits <= self.available_blocks
 
     def claim(self, hashes: Sequence[int]) -> None:
-        """Take a reference on cached blocks; each must be in the cache."""
+        """Take a reference on cached blocks. Raises ValueError for one that is not in the cache."""
         for block_hash in hashes:
             count = self._shared.get(block_hash)
             if count is not None:
@@ -82,7 +82,10 @@ class BlockPool:
         return True
 
     def publish(self, block_hash: int) -> bool:
-        """Turn a private block into a shared one under `block_hash`; False when that hash is cached already."""
+        """Turn a private block into a shared one under `block_hash`; False when that hash is cached already.
+
+        Raises ValueError without a private block.
+        """
         if block_hash in self._shared or block_hash in self._idle:
             return False
         if self._private_blocks < 1:
@@ -92,7 +95,10 @@ class BlockPool:
         return True
 
     def release(self, private_blocks: int, hashes: Sequence[int]) -> None:
-        """Free blocks; shared ones without another holder become idle, a prompt's tail first to be evicted."""
+        """Free blocks; shared ones without another holder become idle, a prompt's tail first to be evicted.
+
+        Raises ValueError for more private blocks than there are.
+        """
         if private_blocks > self._private_blocks:
             raise ValueError(f"cannot release {private_blocks} private blocks of {self._private_blocks}")
         self._private_blocks -= private_blocks

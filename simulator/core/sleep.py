@@ -43,7 +43,7 @@ class SleepState:
         return not self.paused and not self.missing
 
     def sleep(self, level: int) -> SleepState:
-        """Fall asleep; level 0 keeps the memory."""
+        """Fall asleep; level 0 keeps the memory. Raises ValueError for a level but 0, 1 and 2."""
         if level not in (0, 1, 2):
             raise ValueError(f"sleep level must be 0, 1 or 2, not {level}")
         if level == 0:

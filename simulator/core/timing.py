@@ -86,7 +86,7 @@ class IterationModel:
         )
 
     def faster(self, factor: float) -> IterationModel:
-        """The same engine with every iteration `factor` times shorter."""
+        """The same engine with every iteration `factor` times shorter. Raises ValueError unless it is positive."""
         if factor <= 0:
             raise ValueError(f"factor must be positive, not {factor!r}")
         seconds = {f.name: getattr(self, f.name) / factor for f in dataclasses.fields(self) if f.name.endswith("_s")}

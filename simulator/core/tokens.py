@@ -75,7 +75,10 @@ def _ends_at(previous_id: int, position: int) -> bool:
 
 
 def make_prompt(tokens: int, seed: int = 0) -> str:
-    """A prompt of exactly `tokens` tokens; equal seeds share their text and so their KV blocks."""
+    """A prompt of exactly `tokens` tokens; equal seeds share their text and so their KV blocks.
+
+    Raises ValueError for less than one.
+    """
     if tokens < 1:
         raise ValueError(f"a prompt needs at least one token, not {tokens}")
     previous = _FOREIGN_ID + seed

@@ -34,7 +34,10 @@ class PromptMaker:
         return (mark + tail)[: tokens * CHARS_PER_TOKEN] if tokens < _MARK_TOKENS else mark + tail
 
     def token_ids(self, index: int, tokens: int) -> list[int]:
-        """A prompt as token ids between 1,000 and 18,576, which every usual vocabulary has."""
+        """A prompt as token ids between 1,000 and 18,576, which every usual vocabulary has.
+
+        Raises ValueError for less than one.
+        """
         if tokens < 1:
             raise ValueError(f"a prompt needs at least one token, not {tokens}")
         return TextCursor(FIRST_WORD_ID + index * 31 + self._seed, index).take(tokens)

@@ -175,8 +175,8 @@ class Call:
 def render_chat(body: ChatBody) -> str:
     """The chat template: `role: content` lines and the assistant's turn; a continued message stays open.
 
-    Sending the text so far as a final assistant message with `continue_final_message` therefore gives the very
-    string that the first server's answer had led to.
+    Sending the text so far as a final assistant message with `continue_final_message` therefore gives the very string
+    that the first server's answer had led to. Raises `ApiError` 400 for flags that exclude each other.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise ApiError(

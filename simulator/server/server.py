@@ -303,7 +303,10 @@ class SimulatedServer:
                 self.driver.resume()
 
     async def reload_weights(self) -> None:
-        """Load the model in place; its memory must be back. This is what takes long in a wake from level 2."""
+        """Load the model in place; its memory must be back. This is what takes long in a wake from level 2.
+
+        Raises `ApiError` while it is not.
+        """
         async with self._operations:
             if WEIGHTS in self.sleep_state.missing:
                 raise _worker_failed("reload_weights", "CUDA error: an illegal memory access was encountered")

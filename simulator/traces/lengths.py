@@ -83,7 +83,10 @@ class Table:
         return sum(m * w for m, w in zip(middles, self.weight, strict=True)) / sum(self.weight)
 
     def quantile(self, share: float) -> float:
-        """The quantile of the weight at this share, linear within a bin."""
+        """The quantile of the weight at this share, linear within a bin.
+
+        Raises ValueError for a share beyond 0 to 1.
+        """
         if not 0 <= share <= 1:
             raise ValueError(f"share must be from 0 to 1, not {share}")
         left = share * sum(self.weight)
@@ -107,7 +110,7 @@ class Table:
         return np.maximum(self._draw(source, count), 1)
 
     def sample_gaps(self, source: np.random.Generator, count: int) -> Floats:
-        """`count` gaps with mean 1: the table's shape, not its scale."""
+        """`count` gaps with mean 1: the table's shape, not its scale. Raises ValueError for a table with mean 0."""
         mean = self.mean
         if mean <= 0:
             raise ValueError("a table of gaps needs a mean above zero")

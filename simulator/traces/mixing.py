@@ -14,7 +14,10 @@ from simulator.traces.streams import arrival_order
 
 
 def compress_time(requests: Iterable[TraceRequest], factor: float) -> Iterator[TraceRequest]:
-    """`factor` times the rate by gaps that many times shorter: bursts keep their form, the trace gets shorter."""
+    """`factor` times the rate by gaps that many times shorter: bursts keep their form, the trace gets shorter.
+
+    Raises ValueError for a factor beyond (0, 1,000,000].
+    """
     if not 0 < factor <= 1e6:
         raise ValueError(f"factor must be above 0 and at most 1,000,000, not {factor}")
     return (dataclasses.replace(request, arrival_s=request.arrival_s / factor) for request in requests)
@@ -23,7 +26,7 @@ def compress_time(requests: Iterable[TraceRequest], factor: float) -> Iterator[T
 def scale_lengths(
     requests: Iterable[TraceRequest], *, prompt: float = 1.0, output: float = 1.0
 ) -> Iterator[TraceRequest]:
-    """Lengths times a factor each, rounded, at least 1."""
+    """Lengths times a factor each, rounded, at least 1. Raises ValueError for factors beyond (0, 1,000]."""
     if not (0 < prompt <= 1000 and 0 < output <= 1000):
         raise ValueError(f"factors must be above 0 and at most 1,000, not {prompt} and {output}")
     return (
@@ -46,7 +49,10 @@ def _renamed(requests: Iterable[TraceRequest], service: str) -> Iterator[TraceRe
 
 
 def zipf_weights(count: int, exponent: float) -> tuple[float, ...]:
-    """Shares by rank, largest first, that add up to 1: rank r has weight r^-exponent."""
+    """Shares by rank, largest first, that add up to 1: rank r has weight r^-exponent.
+
+    Raises ValueError for no ranks or an exponent beyond 0 to 10.
+    """
     if count < 1 or not 0 <= exponent <= 10:
         raise ValueError(f"needs at least one rank and an exponent from 0 to 10, not {count} and {exponent}")
     weights = [rank**-exponent for rank in range(1, count + 1)]
@@ -60,7 +66,8 @@ def moving_popularity(
     """Shares of Zipf's law whose ranks move: every `hold_s` another name rises to the top within `shift_s`.
 
     The name that rises is drawn among the others; those it passes fall by one rank. At any time the shares add up to 1.
-    For `shaping.deal`, or as rates when multiplied (`Curve.scaled`).
+    For `shaping.deal`, or as rates when multiplied (`Curve.scaled`). Raises ValueError for repeated names and
+    impossible times.
     """
     if len(set(names)) < len(names) or not names:
         raise ValueError("needs names that differ, at least one")

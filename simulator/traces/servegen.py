@@ -106,7 +106,8 @@ def requests_of_clients(
     """Requests of all clients from `start_s` on, with arrivals from 0, in order.
 
     Memory is one window's requests of each client. A client's draws depend on the seed, its name and the window, so a
-    slice has the same requests as the whole (where it begins with a window).
+    slice has the same requests as the whole (where it begins with a window). Raises ValueError for an impossible time
+    or scale, and for two clients of one name.
     """
     if not 0 < duration_s <= MAX_DURATION_S or start_s < 0:
         raise ValueError(f"needs start ≥ 0 and 0 < duration ≤ {MAX_DURATION_S:g} s, not {start_s} and {duration_s}")
@@ -217,7 +218,10 @@ def _spread_means(source: np.random.Generator, weights: Floats, mean_tokens: flo
 
 
 def weibull_shape(cv: float) -> float:
-    """The shape at which a Weibull distribution has this coefficient of variation, for 0.2 ≤ cv ≤ 30."""
+    """The shape at which a Weibull distribution has this coefficient of variation.
+
+    Raises ValueError unless 0.2 ≤ cv ≤ 30.
+    """
     if not 0.2 <= cv <= 30:
         raise ValueError(f"cv must be from 0.2 to 30, not {cv}")
     low, high = 0.1, 8.0

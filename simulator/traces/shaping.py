@@ -15,7 +15,10 @@ _COPY_JITTER_S = 1.0
 
 
 def take_slice(requests: Iterable[TraceRequest], *, start_s: float, duration_s: float) -> list[TraceRequest]:
-    """Requests of `[start_s, start_s + duration_s)`, with arrivals from 0. Reads no further than it must."""
+    """Requests of `[start_s, start_s + duration_s)`, with arrivals from 0. Reads no further than it must.
+
+    Raises ValueError for an impossible slice.
+    """
     if start_s < 0 or duration_s <= 0:
         raise ValueError(f"a slice needs start ≥ 0 and duration > 0, not {start_s} and {duration_s}")
     end_s = start_s + duration_s
@@ -29,7 +32,10 @@ def take_slice(requests: Iterable[TraceRequest], *, start_s: float, duration_s: 
 
 
 def busiest_start_s(requests: Sequence[TraceRequest], *, duration_s: float, step_s: float = 10.0) -> float:
-    """Start of the slice with the most tokens, on a grid of `step_s`; the first of equals."""
+    """Start of the slice with the most tokens, on a grid of `step_s`; the first of equals.
+
+    Raises ValueError for an empty trace.
+    """
     if not requests:
         raise ValueError("an empty trace has no busiest slice")
     arrivals = [request.arrival_s for request in requests]
@@ -51,7 +57,7 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, *, seed: int) ->
     """`factor` times as many requests with the same rate curve.
 
     Below 1 requests are dropped at random; above 1 each is repeated, with copies up to a second later, so that bursts
-    grow with the rate and no two arrive at one instant.
+    grow with the rate and no two arrive at one instant. Raises ValueError for a factor beyond (0, 10,000].
     """
     if not 0 < factor <= 10_000:
         raise ValueError(f"factor must be above 0 and at most 10,000, not {factor}")
@@ -69,7 +75,7 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, *, seed: int) ->
 def thin(requests: Sequence[TraceRequest], level: Sequence[Curve], *, seed: int) -> list[TraceRequest]:
     """Drop requests at random so that the rate follows the sum of `level`, which at its highest keeps them all.
 
-    Without any curve nothing is dropped.
+    Without any curve nothing is dropped. Raises ValueError for a level of 0 throughout.
     """
     if not level:
         return list(requests)
@@ -97,7 +103,10 @@ def clip_lengths(
 
 
 def deal(requests: Sequence[TraceRequest], shares: Mapping[str, Curve], *, seed: int) -> list[TraceRequest]:
-    """Give each request to a service, at random by the services' shares at its arrival (any non-negative weights)."""
+    """Give each request to a service, at random by the services' shares at its arrival (any non-negative weights).
+
+    Raises ValueError where no service has a share.
+    """
     if not shares:
         raise ValueError("there is no service to deal to")
     names = sorted(shares)
@@ -120,7 +129,10 @@ def deal(requests: Sequence[TraceRequest], shares: Mapping[str, Curve], *, seed:
 
 
 def mean_demand(requests: Sequence[TraceRequest], *, duration_s: float) -> dict[str, MeanDemand]:
-    """Averages per service over `duration_s`, by name: what a static split is made by."""
+    """Averages per service over `duration_s`, by name: what a static split is made by.
+
+    Raises ValueError unless the duration is positive.
+    """
     if duration_s <= 0:
         raise ValueError(f"duration_s must be positive, not {duration_s}")
     sums: dict[str, list[int]] = {}

@@ -45,7 +45,7 @@ def read_resources(paths: Sequence[Path]) -> list[Resource]:
 
 
 def read_placed(paths: Sequence[Path]) -> list[tuple[Resource, str]]:
-    """`read_resources`, each with its file."""
+    """`read_resources`, each with its file. Raises CommandError."""
     try:
         placed = parse_placed((str(file), read_bounded_text(file)) for file in _files(paths))
     except YamlError as error:

@@ -79,7 +79,7 @@ def shown(value: object) -> str:
 
 
 def check_scalar(value: object, kinds: frozenset[type]) -> object:
-    """The value of a field that holds a number or a switch, as it is; ValueError where it only looks like one.
+    """The value of a field that holds a number or a switch, as it is. Raises ValueError where it only looks like one.
 
     pydantic would take "2" for 2 and "yes" for true, and misplaced quotes would be stored without an error.
     """

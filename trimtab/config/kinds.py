@@ -56,7 +56,7 @@ class Resource(Spec):
 
     @property
     def summary(self) -> str:
-        """What it is about, in one short line."""
+        """What it is about, in one short line. Raises NotImplementedError unless overridden."""
         raise NotImplementedError
 
 

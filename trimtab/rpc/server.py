@@ -102,7 +102,10 @@ class RpcServer:
         log.info("serving", listen=address, port=self.port, tls=credentials is not None, services=self._names)
 
     def set_serving(self, service_full_name: str, serving: bool) -> None:
-        """Set whether one service can do its work right now, and send that to its health watchers."""
+        """Set whether one service can do its work right now, and send that to its health watchers.
+
+        Raises ValueError for a service that was not added.
+        """
         if service_full_name not in self._names:
             raise ValueError(f"{service_full_name!r} was not added to this server")
         self._decided.add(service_full_name)

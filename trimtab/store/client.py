@@ -131,7 +131,10 @@ class Store:
         return store
 
     async def wait_until_up(self, *, wait_s: float | None = None, stopping: asyncio.Event | None = None) -> None:
-        """The waiting of ``connect``, for a service that starts to serve before its store is there."""
+        """The waiting of ``connect``, for a service that starts to serve before its store is there.
+
+        Raises ``StoreUnavailable``, as ``connect`` does.
+        """
         loop = asyncio.get_running_loop()
         give_up = None if wait_s is None else loop.time() + wait_s
         backoff_s = _FIRST_BACKOFF_S

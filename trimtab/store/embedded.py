@@ -80,7 +80,10 @@ def prepare(port: int, data_dir: Path) -> Path:
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the parent dies; it survives ``exec``. Without effect outside Linux."""
+    """Ask the kernel for a SIGTERM when the parent dies; it survives ``exec``. Without effect outside Linux.
+
+    Raises OSError.
+    """
     if sys.platform != "linux":
         return
     parent = os.getppid()

@@ -111,7 +111,7 @@ class LocalBackend:
         return {item.replica: _listed(item) for item in body.replicas}
 
     async def create_replica(self, placed: PlacedSpec) -> None:
-        """201 and 200 are both fine; 400 will not get better."""
+        """200 and 201 count as success; 400 is permanent. Raises ``BackendError`` for any other status."""
         spec = placed.spec
         body = {
             "replica": spec.replica,
@@ -128,7 +128,7 @@ class LocalBackend:
             raise BackendError(_error_text(status, text), permanent=status == 400)
 
     async def delete_replica(self, replica: str) -> None:
-        """404 is fine."""
+        """404 counts as success. Raises ``BackendError`` for an error status."""
         path = f"/replicas/{quote(replica, safe='')}"
         status, text = await self._call("DELETE", path, timeout_s=_WRITE_TIMEOUT_S)
         if status not in (200, 204, 404):

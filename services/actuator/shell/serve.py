@@ -56,9 +56,7 @@ async def serve(settings: ActuatorSettings, context: ServiceContext) -> None:
     Raises ``StartupError`` for a targets file that cannot be used and for a store of another schema.
     """
     backend = make_backend(settings)
-    client: EngineClient = VllmClient(
-        probe_timeout_s=settings.probe_timeout_s, canary_timeout_s=settings.canary_timeout_s
-    )
+    client = make_client(settings)
     limits = settings.limits()
     store = await Store.connect(settings.store_url, stopping=context.stopping)
     await store.check_schema()

@@ -115,13 +115,13 @@ class StaticBackend:
         return self._listed
 
     async def create_replica(self, placed: PlacedSpec) -> None:
-        """Not possible."""
+        """Not possible. Always raises ``BackendError``."""
         raise BackendError(
             f"{placed.replica} is not in {self._path}, and a static backend creates none", permanent=True
         )
 
     async def delete_replica(self, replica: str) -> None:
-        """Not possible while it is listed."""
+        """Not possible while it is listed. Raises ``BackendError`` then."""
         if replica in self._listed:
             raise BackendError(f"{replica} is in {self._path}, and a static backend deletes none", permanent=True)
 

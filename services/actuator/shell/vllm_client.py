@@ -114,7 +114,7 @@ class VllmClient:
         return found[1] == "true"
 
     async def gauges(self, address: str) -> Gauges:
-        """In-flight count and sleep state; the small filtered page where the server has it."""
+        """In-flight count and sleep state; the small filtered page where the server has it. Raises ``VllmError``."""
         if address not in self._unfiltered:
             status, page = await self._call("GET", address, _FILTERED, timeout_s=self._probe_timeout_s)
             gauges = parse_gauges(page) if status == 200 else None
@@ -138,9 +138,10 @@ class VllmClient:
         """Wake the server from sleep of that level; also resumes a pause.
 
         Level 2 has discarded the weights: their memory comes first, then they are loaded in place, then the KV cache,
-        whose blocks were computed with other memory. A call that was cut short may be repeated: until its last part
-        the server reports that it sleeps. Requests that other clients sent while it had no weights are computed again,
-        and their blocks are dropped: releases from about 0.12 on know `reset_running_requests` and report its success.
+        whose blocks were computed with other memory. A call that was cut short may be repeated: until its last part the
+        server reports that it sleeps. Requests that other clients sent while it had no weights are computed again, and
+        their blocks are dropped: releases from about 0.12 on know `reset_running_requests` and report its success.
+        Raises ``VllmError``.
         """
         if level < LEVEL_WITHOUT_WEIGHTS:
             await self._post(address, "/wake_up", timeout_s=timeout_s)

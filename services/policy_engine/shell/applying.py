@@ -76,7 +76,10 @@ class Applier:
         only_if_absent: bool = False,
         assumed: ResourceSet | None = None,
     ) -> tuple[M, bool]:
-        """The resource as stored afterwards, and whether it changed."""
+        """The resource as stored afterwards, and whether it changed.
+
+        Raises an ``RpcError`` for a resource that is refused.
+        """
         parsed = _parsed(kind, given, kind.field)
         token = await self._token()
         async with self._engine.lock:
@@ -141,7 +144,10 @@ class Applier:
             await self._drop_pause(kind, name, token)
 
     async def pause(self, kind: ResourceKind[Any, Any], name: str, reason: str) -> None:
-        """The subject keeps its desired state until it is resumed."""
+        """The subject keeps its desired state until it is resumed.
+
+        Raises ``Unavailable`` when another leader took over.
+        """
         token = await self._token()
         async with self._engine.lock:
             _require_readable(await self._engine.catalog.refresh(), kind, name)

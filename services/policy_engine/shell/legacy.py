@@ -155,7 +155,7 @@ def scaled_state(raw: bytes) -> engine_pb2.ScaledStateRecord:
 
 
 def desired_pool(raw: bytes) -> engine_pb2.DesiredPoolRecord:
-    """A pool's desired state."""
+    """A pool's desired state. Raises ValueError for one without pool or revision."""
     state = actuator_pb2.PoolState.FromString(raw)
     if not state.pool or not state.state_revision:
         raise ValueError("names no pool and no revision")

@@ -42,7 +42,8 @@ def fits_by_sums(
 ) -> BoolArray:
     """Which domains can hold ``needs`` as far as sums tell, shape (3, domains): by class, cumulative.
 
-    Necessary always; sufficient when all roles allow the same types and their sizes divide one another.
+    Necessary always; sufficient when all roles allow the same types and their sizes divide one another. Raises
+    ValueError when no role needs anything.
     """
     ok: BoolArray | None = None
     for need in needs:

@@ -42,7 +42,10 @@ class Capacity:
         return int(self.free[np.isin(self.tree.type_of_row, list(types))].sum())
 
     def take(self, row: int, gpus: int) -> tuple[int, ...]:
-        """Take ``gpus`` GPUs of a node, lowest indices first, and return the indices."""
+        """Take ``gpus`` GPUs of a node, lowest indices first, and return the indices.
+
+        Raises ValueError for fewer free ones.
+        """
         mask = int(self.masks[row])
         taken: list[int] = []
         while len(taken) < gpus:

@@ -74,7 +74,7 @@ async def test_suspended_gateway_asks_before_it_routes_on(gateway, free_ports, w
         assert await asyncio.gather(*waiting) == [200] * 8
         assert (len(a.bodies), len(b.bodies)) == (1, 8)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await process.wait() == 0
         with pytest.raises(aiohttp.ClientConnectorError):
             await ask()

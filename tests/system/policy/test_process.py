@@ -98,7 +98,7 @@ async def test_it_serves_until_it_is_told_to_stop(addresses):
                 await asyncio.sleep(0.05)
         assert serving == "SERVING"
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 30) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -67,8 +67,3 @@ def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a").write_bytes(b"12345")
     (tmp_path / "b").write_bytes(b"123")
     assert house.size_of(tmp_path) == 8
-
-
-def test_the_client_starts_within_its_bar() -> None:
-    measured = house.client_start_ratio(5)
-    assert measured.ok, measured.details

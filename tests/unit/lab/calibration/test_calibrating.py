@@ -11,12 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from lab.calibration.calibrating import Form, calibrate_observed, calibrate_profile
+from lab.calibration.calibrating import Form, calibrate_observed
 from lab.calibration.fitting import CalibrationError
 from lab.calibration.fixed import run_fixed
 from lab.calibration.observations import read_observations
 from lab.calibration.report import document, policy_block, version_of
-from lab.calibration.sweeps import Sweep, by_tokens, made_up, requests_for, steps
+from lab.calibration.sweeps import by_tokens, made_up, requests_for, steps
 from lab.calibration.windows import Windows
 from lab.evaluation.statistics import Slo
 from lab.suites.capacity import TokenCost
@@ -168,17 +168,6 @@ def test_without_finished_requests_only_fixed_weights_can_be_fitted(simulated: W
         calibrate_observed(windows, SLO, source="windows.csv")
     fixed = calibrate_observed(windows, SLO, source="windows.csv", form=Form.FIXED)
     assert fixed.chosen.share.waiting_weight is not None
-
-
-def test_the_simulator_fits_a_profile_that_ranks_what_it_never_saw_better_than_any_raw_signal() -> None:
-    sweep = Sweep(replicas=(1,), duration_s=225.0, repeats=1)
-    found = calibrate_profile(packaged_profiles()["a100-7b-tp1"], SLO, sweep)
-    chosen = found.chosen
-    assert chosen.judged.spearman is not None
-    assert chosen.judged.spearman > 0.9
-    assert chosen.judged.spearman > max(raw.spearman or 0 for raw in found.raw.values())
-    assert (chosen.share.capacity_decode_tps or 0) > 1000
-    assert found.source.startswith("simulator, profile a100-7b-tp1")
 
 
 def test_the_command_prints_a_block_and_writes_it(simulated: Windows, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from lab.calibration.calibrating import Calibration, Fitted, Form, calibrate_observed, calibrate_stages
+from lab.calibration.calibrating import Calibration, Fitted, Form, calibrate_observed
 from lab.calibration.fitting import CalibrationError, Quality, fit_by_answers, fit_fixed, quality
 from lab.calibration.fixed import run_fixed, run_staged
 from lab.calibration.observations import read_observations
@@ -19,7 +19,7 @@ from lab.calibration.report import roles_block, roles_document
 from lab.calibration.shares import order_of, z_of
 from lab.calibration.signals import raw_qualities
 from lab.calibration.stagesweeps import STAGES, StageCapacity
-from lab.calibration.sweeps import Sweep, made_up, requests_for, steps
+from lab.calibration.sweeps import made_up, requests_for, steps
 from lab.calibration.watching import stage_pressures
 from lab.calibration.windows import Windows, joined
 from lab.evaluation.statistics import Slo
@@ -303,21 +303,3 @@ def test_the_command_says_in_a_line_what_is_wrong_with_stages(arguments: list[st
     result = CliRunner().invoke(app, ["calibrate", "--slo-ttft", "2", "--slo-tpot", "0.075", *arguments])
     assert result.exit_code == 1
     assert said in str(result.exception)
-
-
-@pytest.mark.timeout(600)
-def test_the_simulator_calibrates_both_stages_from_end_to_end() -> None:
-    profile = packaged_profiles()[PROFILE]
-    found = calibrate_stages(profile, profile, SLO, Sweep(replicas=(1,), duration_s=180.0, repeats=1, search_s=30.0))
-    assert list(found) == [Role.PREFILL, Role.DECODE]
-    policy = policy_of(roles_block(found, DATE))
-    for role, calibration in found.items():
-        chosen = calibration.chosen
-        assert policy.share_profile(role) == chosen.share
-        assert chosen.judged.spearman is not None
-        assert chosen.judged.spearman > 0.8
-        assert f"profile {PROFILE} of {profile.timing.source.date} as {role}" in calibration.source
-    prefill, decode = (found[role].chosen.share for role in STAGES)
-    assert (prefill.capacity_prefill_tps or 0) > 5000
-    assert (decode.capacity_decode_tps or 0) > 1000
-    assert (prefill.capacity_decode_tps, decode.capacity_prefill_tps) == (None, None)
