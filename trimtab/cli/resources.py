@@ -15,7 +15,7 @@ from trimtab.cli.connect import PAGE_SIZE, Services, call, every_item, explain
 from trimtab.cli.endpoints import endpoints_of
 from trimtab.cli.output import console, print_json
 from trimtab.cli_errors import CommandError
-from trimtab.config.kinds import R, ResourceKind
+from trimtab.config.kinds import R, ResourceKind, one_of
 from trimtab.config.resources import (
     KINDS,
     Resource,
@@ -30,7 +30,7 @@ from trimtab.rpc.errors import error_reason
 from trimtab.views.text import MISSING
 
 _KINDS: Mapping[str, ResourceKind[Any, Any]] = {word: kind for kind in KINDS for word in kind.words}
-_KNOWN_KINDS = " or ".join(kind.words[0] for kind in KINDS)
+_KNOWN_KINDS = one_of([kind.words[0] for kind in KINDS])
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help=_KNOWN_KINDS)]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]

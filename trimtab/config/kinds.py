@@ -8,7 +8,7 @@ and `DeletePool` of the PolicyService, and a field `pool` in their requests and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar, cast
@@ -165,6 +165,11 @@ class ResourceSet:
 
     def __iter__(self) -> Iterator[Resource]:
         return (resource for named in self._by_kind.values() for resource in named.values())
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Names as people are asked to choose: `a or b`, `a, b or c`."""
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _joined(name: str, separator: str) -> str:

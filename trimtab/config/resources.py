@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from trimtab.api.policy.v1 import policy_pb2
-from trimtab.config.kinds import API_VERSION, Metadata, Resource, ResourceKind
+from trimtab.config.kinds import API_VERSION, Metadata, Resource, ResourceKind, one_of
 from trimtab.config.specs import PoolSpec, ServicePolicySpec
 from trimtab.config.validation import FieldViolation, ResourceError
 
@@ -103,7 +103,7 @@ def parse_document(document: object) -> Resource:
     name = document.get("kind")
     kind = next((kind for kind in KINDS if kind.name == name), None)
     if kind is None:
-        known = " or ".join(kind.name for kind in KINDS)
+        known = one_of([kind.name for kind in KINDS])
         raise ResourceError([FieldViolation(field="kind", description=f"must be {known}")])
     resource: Resource = kind.validate(document)
     return resource

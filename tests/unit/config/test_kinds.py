@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from trimtab.api.policy.v1 import policy_pb2
 from trimtab.config.fields import Spec
-from trimtab.config.kinds import Metadata, Resource, ResourceKind, ResourceSet
+from trimtab.config.kinds import Metadata, Resource, ResourceKind, ResourceSet, one_of
 from trimtab.config.resources import KINDS, POOL, SERVICE_POLICY, Pool, ServicePolicy, apply_order
 from trimtab.config.specs import PoolSpec
 from trimtab.store.message_codec import SchemaMismatch
@@ -125,6 +125,10 @@ def _part(annotation: Any) -> Any:
     if hasattr(annotation, "model_fields"):
         return annotation
     return next((found for part in getattr(annotation, "__args__", ()) if (found := _part(part))), None)
+
+
+def test_names_to_choose_from_are_read_as_a_sentence() -> None:
+    assert [one_of(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a or b", "a, b or c"]
 
 
 def _pool(name: str, cluster: str = "east") -> Pool:
