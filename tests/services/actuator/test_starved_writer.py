@@ -70,6 +70,8 @@ class Cluster:
         self.store = store
         # The process stands still for so long before it takes the next answer to its lease up.
         self.late_s = 0.0
+        # Held while another actuator takes over: a renewal of this one comes before it or after it.
+        self.asks_the_store = asyncio.Lock()
         answers_late: Any = SimpleNamespace(redis=SimpleNamespace(register_script=self._register_script))
         self.lease = StoreLease(answers_late, NAME, "me", TTL_S, monotonic=self.clock)
         self.other = StoreLease(store, NAME, "other", TTL_S)
@@ -91,7 +93,8 @@ class Cluster:
         run = self.store.redis.register_script(script)
 
         async def answered(**call: Any) -> Any:
-            reply = await run(**call)
+            async with self.asks_the_store:
+                reply = await run(**call)
             self.clock.now_s += self.late_s
             self.late_s = 0.0
             return reply
@@ -108,8 +111,9 @@ class Cluster:
         assert await self.lease.acquire_or_renew() == 2
 
     async def another_takes_over(self) -> None:
-        await self.lease_runs_out()
-        assert await self.other.acquire_or_renew() == 2
+        async with self.asks_the_store:
+            await self.lease_runs_out()
+            assert await self.other.acquire_or_renew() == 2
 
     def a_server_appears(self) -> None:
         """So that the next step has something to write."""
