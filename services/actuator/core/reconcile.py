@@ -219,7 +219,12 @@ def start_waiting(d: Transaction) -> None:
         others = [d.operations.get(other) for other in operation.waits_for]
         if any(other is not None and not other.finished for other in others):
             continue
-        pool = d.pools[operation.subject]
+        pool = d.pools.get(operation.subject)
+        if pool is None:
+            # An operator removed the record of its pool, which could not be read: nothing says what it was to reach.
+            detail = "cancelled: the record of its pool was removed while it waited"
+            keep(d, replace(operation, waits_for=(), steps=(), state=OperationState.CANCELLED, detail=detail))
+            continue
         steps = _steps_of_newest(d, pool)
         kind = _kind_of(pool, steps)
         ready = replace(
