@@ -172,6 +172,7 @@ async def test_a_deleted_pool_takes_its_refused_record_along(fake_actuator, star
         return not await store.redis.hexists(POOLS, "shared")
 
     await until(gone)
+    assert not await store.redis.hexists(POOLS, "shared")
 
 
 @pytest.mark.parametrize(

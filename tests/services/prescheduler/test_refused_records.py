@@ -176,6 +176,7 @@ async def test_a_cycle_that_cannot_be_read_hides_no_other_from_watchers(store, s
         async for message in watch:
             if message.cycle.cycle_id == "c-good":
                 break
+        assert message.cycle.cycle_id == "c-good"
 
 
 @SPOILS
